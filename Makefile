@@ -1,0 +1,256 @@
+# nmkgen: one Makefile for the generator, every model in specs/, and the tests.
+#
+#   make         build/nmkgen, and for every specs/MODEL.yaml what it emits, build/MODEL/nmk-run and nmk-serve
+#   make demo    set up, build the toy model, let it speak
+#   make test    set up, build everything, run the tests; the last line is the count
+#   make golden  rewrite tests/golden (read the diff)
+#   make gpu     what tests/gpu/run and the benchmarks need on a machine with a GPU; make test-gpu runs the tests too
+#   make lint    luacheck, clang-format
+#   make deps    install the Debian packages that are missing
+#   make clean   remove build/
+
+MODELS := $(patsubst specs/%.yaml,%,$(wildcard specs/*.yaml))
+# Models that only tests on a GPU use; not part of `make`.
+GPU_MODELS := $(patsubst tests/gpu/specs/%.yaml,%,$(wildcard tests/gpu/specs/*.yaml))
+TOY    := nmc-toy
+
+BUILD_PACKAGES := gcc libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
+    node-llhttp
+TEST_PACKAGES  := lua-check clang-format
+
+CC       := gcc
+CFLAGS   := -std=gnu11 -O2 -g
+WARNINGS := -Wall -Wextra -Wshadow -Werror
+DEPFLAGS  = -MMD -MP
+# The C that nmkgen emits is what the machine without a GPU spends its time in.
+REFVM_FLAGS := -O3 -ffp-contract=off
+
+GEN_LIBS := -l:liblua5.4.a -l:libyaml.a -lm -ldl
+RUN_LIBS := -l:libjson-c.a -l:libpcre2-8.a -l:libxxhash.a -l:libutf8proc.a -ldl -lpthread -lm
+
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.SECONDARY:
+.PHONY: all demo test golden lint clean deps deps-build build-demo build-test
+
+all:
+
+# ---------------------------------------------------------------- packages
+
+# $(call install,PACKAGES): installs those that are missing, touches nothing otherwise.
+define install
+@if ! command -v dpkg-query >/dev/null; then \
+    echo "not a Debian system: make sure that you have what these packages hold: $(1)"; exit 0; fi; \
+missing=; for p in $(1); do \
+    [ "$$(dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null)" = installed ] || missing="$$missing $$p"; done; \
+[ -n "$$missing" ] || exit 0; \
+sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+echo "installing:$$missing"; \
+export DEBIAN_FRONTEND=noninteractive; \
+apt() { log=$$($$sudo apt-get -q -o DPkg::Lock::Timeout=300 "$$@" </dev/null 2>&1) || { echo "$$log"; exit 1; }; }; \
+apt update; apt install -y --no-install-recommends $$missing
+endef
+
+deps: ; $(call install,$(BUILD_PACKAGES) $(TEST_PACKAGES))
+deps-build: ; $(call install,$(BUILD_PACKAGES))
+
+# ---------------------------------------------------------------- what a user types
+
+# make demo and make test use all cores unless told otherwise.
+SUBMAKE = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
+
+demo: deps-build
+	@$(SUBMAKE) build-demo
+	@bash tests/demo.sh show
+
+test: deps
+	@$(SUBMAKE) build-test
+	@tests/run
+
+golden: deps
+	@$(SUBMAKE) build/nmkgen
+	@for t in $(sort $(wildcard tests/golden/*.lua)); do NMK_GOLDEN=write lua5.4 $$t || exit 1; done
+
+lint: deps
+	@bash tests/lint.sh
+
+clean:
+	rm -rf build
+
+# ---------------------------------------------------------------- the generator
+
+GEN_OBJECTS := $(patsubst gen/%.c,build/gen/%.o,$(wildcard gen/*.c))
+# Everything that decides what is emitted.
+GEN_INPUTS := build/nmkgen $(shell find gen templates specs -name '*.lua' -o -name '*.yaml' -o -name '*.cu' -o -name '*.cuh' \
+    -o -path 'templates/*.[ch]')
+
+all: build/nmkgen
+build/nmkgen: $(GEN_OBJECTS)
+	@echo "  link  $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ $(GEN_LIBS)
+
+build/gen/%.o: gen/%.c
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	@$(CC) $(CFLAGS) $(WARNINGS) $(DEPFLAGS) -I/usr/include/lua5.4 -c -o $@ $<
+
+# ---------------------------------------------------------------- the server's HTTP
+
+# llhttp comes as C in Debian's node-llhttp, for nobody but us to compile.
+LLHTTP := /usr/share/llhttp
+HTTP_OBJECTS := $(patsubst server/%.c,build/server/%.o,$(wildcard server/http*.c)) \
+    $(addprefix build/server/llhttp/,api.o http.o llhttp.o)
+HTTP_COMPILE = $(CC) $(CFLAGS) $(DEPFLAGS) -isystem /usr/share/include/llhttp -isystem /usr/include/lua5.4
+SERVER_LIBS := -l:liblua5.4.a
+
+build/libhttp.a: $(HTTP_OBJECTS)
+	@rm -f $@
+	@ar rcs $@ $^
+
+build/server/http%.o: server/http%.c
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	@$(HTTP_COMPILE) $(WARNINGS) -Iruntime -c -o $@ $<
+
+# Compiled for each model, as they know its sizes: part of build/MODEL/libnmk.a.
+SERVER_MODEL := server/batch.c
+
+# The rest of the server: requests, replies, what the model says, templates.
+build/libserver.a: $(patsubst server/%.c,build/server/%.o,$(filter-out server/http%.c server/main.c $(SERVER_MODEL), \
+    $(wildcard server/*.c)))
+	@rm -f $@
+	@ar rcs $@ $^
+
+build/server/%.o: server/%.c
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	@$(HTTP_COMPILE) $(WARNINGS) -Iruntime -c -o $@ $<
+
+# The compiler of chat templates is part of the program.
+build/server/template.o: server/jinja.lua server/jinja_lib.lua
+
+build/server/llhttp/%.o: $(LLHTTP)/%.c
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	@$(HTTP_COMPILE) -DLLHTTP_STRICT_MODE=1 -c -o $@ $<
+
+# ---------------------------------------------------------------- a model
+
+# Files of runtime/ with a main, and the program each becomes.
+PROGRAMS := run compile
+LIBRARY  := $(filter-out $(PROGRAMS:%=runtime/%.c),$(wildcard runtime/*.c))
+
+# What nmkgen writes.  A file that comes out as it was keeps its time, so that nothing is compiled again for it.
+EMITTED := megakernel.cu abi.h encoder.c refvm.c plan.txt
+
+# $(call model,M): build/M/ = what nmkgen emits + libnmk.a + nmk-run, nmk-compile, nmk-serve + bench-*.
+define model
+build/$(1)/.generated: $(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml) $(GEN_INPUTS)
+	@mkdir -p $$(@D)
+	@echo "  nmkgen $$<"
+	@mkdir -p build/$(1)/.old; cp -p $(EMITTED:%=build/$(1)/%) build/$(1)/.old 2>/dev/null || true
+	@build/nmkgen $$< -o build/$(1)
+	@cd build/$(1) && for f in $(EMITTED); do ! cmp -s .old/$$$$f $$$$f || mv .old/$$$$f $$$$f; done
+	@touch $$@
+
+$(EMITTED:%=build/$(1)/%): build/$(1)/.generated ;
+
+$(1)_COMPILE = $(CC) $(CFLAGS) $(WARNINGS) $(DEPFLAGS) -Ibuild/$(1) -Iruntime -Itests \
+    -DNMK_MODEL='"$(1)"' -DNMK_KERNEL_PATH='"build/$(1)/megakernel.cu"'
+
+build/$(1)/obj/%.o: runtime/%.c | build/$(1)/.generated
+	@mkdir -p $$(@D)
+	@echo "  cc    $$< ($(1))"
+	@$$($(1)_COMPILE) -c -o $$@ $$<
+
+build/$(1)/obj/server/%.o: server/%.c | build/$(1)/.generated
+	@mkdir -p $$(@D)
+	@echo "  cc    $$< ($(1))"
+	@$$($(1)_COMPILE) -c -o $$@ $$<
+
+build/$(1)/obj/%.o: build/$(1)/%.c
+	@mkdir -p $$(@D)
+	@echo "  cc    $$<"
+	@$$($(1)_COMPILE) $(REFVM_FLAGS) -c -o $$@ $$<
+
+# The kernel's text is part of the program.
+build/$(1)/obj/kernel_source.o: build/$(1)/megakernel.cu
+
+build/$(1)/libnmk.a: $(LIBRARY:runtime/%.c=build/$(1)/obj/%.o) $(SERVER_MODEL:%.c=build/$(1)/obj/%.o) \
+    build/$(1)/obj/encoder.o build/$(1)/obj/refvm.o
+	@rm -f $$@
+	@ar rcs $$@ $$^
+
+build/$(1)/nmk-%: build/$(1)/obj/%.o build/$(1)/libnmk.a
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ $(RUN_LIBS)
+
+build/$(1)/nmk-serve: build/$(1)/obj/server/main.o build/libserver.a build/libhttp.a build/$(1)/libnmk.a
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ $(SERVER_LIBS) $(RUN_LIBS)
+
+build/$(1)/bench-%: build/$(1)/tests/bench/%.o build/$(1)/libnmk.a
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ $(RUN_LIBS)
+
+build/$(1)/tests/%.o: tests/%.c | build/$(1)/.generated
+	@mkdir -p $$(@D)
+	@echo "  cc    $$< ($(1))"
+	@$$($(1)_COMPILE) -c -o $$@ $$<
+
+build/tests/$(1)/server/http_%: build/$(1)/tests/server/http_%.o build/libhttp.a build/$(1)/libnmk.a
+	@mkdir -p $$(@D)
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ $(SERVER_LIBS) $(RUN_LIBS)
+
+build/tests/$(1)/server/serve_%: build/$(1)/tests/server/serve_%.o build/libserver.a build/libhttp.a build/$(1)/libnmk.a
+	@mkdir -p $$(@D)
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ $(SERVER_LIBS) $(RUN_LIBS)
+
+build/tests/$(1)/server/%: build/$(1)/tests/server/%.o build/libserver.a build/$(1)/libnmk.a
+	@mkdir -p $$(@D)
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ $(SERVER_LIBS) $(RUN_LIBS)
+
+build/$(1)/tests/server/%.o: $(1)_COMPILE += -Iserver -isystem /usr/share/include/llhttp
+
+build/tests/$(1)/%: build/$(1)/tests/%.o build/$(1)/libnmk.a
+	@mkdir -p $$(@D)
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ $(RUN_LIBS)
+
+$(1)_PROGRAMS := $(foreach p,$(PROGRAMS),$(if $(wildcard runtime/$(p).c),build/$(1)/nmk-$(p))) build/$(1)/nmk-serve
+$(1)_BENCH    := $(patsubst tests/bench/%.c,build/$(1)/bench-%,$(wildcard tests/bench/*.c))
+$(1)_GPU      := $(patsubst tests/%.c,build/tests/$(1)/%,$(wildcard tests/gpu/*.c))
+endef
+
+# What a bare `make`, and `make test`, build of a model.
+define shipped
+all: build/$(1)/.generated $$($(1)_PROGRAMS)
+bench: $$($(1)_BENCH)
+build-test: $$($(1)_PROGRAMS) $$($(1)_BENCH) $$($(1)_GPU)
+endef
+
+$(foreach m,$(MODELS) $(GPU_MODELS),$(eval $(call model,$(m))))
+$(foreach m,$(MODELS),$(eval $(call shipped,$(m))))
+
+# Everything that runs on the machine with the GPU.
+.PHONY: gpu test-gpu
+test-gpu: gpu
+	@tests/gpu/run
+
+gpu: $(foreach m,$(MODELS) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU))
+
+.PHONY: bench
+bench:
+
+# ---------------------------------------------------------------- tests
+
+# Tests in C run on the toy; those in tests/gpu are built for every model and skip themselves without a GPU.
+C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.c tests/ops/*.c tests/server/*.c))
+
+build-demo: build/$(TOY)/nmk-run
+build-test: all $(C_TESTS)
+
+-include $(shell find build -name '*.d' 2>/dev/null)

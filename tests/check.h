@@ -1,0 +1,32 @@
+/* One line of result a case, as tests/run counts them. */
+#ifndef NMK_TESTS_CHECK_H
+#define NMK_TESTS_CHECK_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util.h"
+
+static int failures;
+
+/* `why` is for the case that it is not good. */
+__attribute__((format(printf, 3, 4), unused)) static bool check(bool good, const char *name, const char *why, ...) {
+    va_list args;
+    va_start(args, why);
+    printf("%s - %s", good ? "ok" : "not ok", name);
+    if (!good) printf(": "), vprintf(why, args), failures++;
+    printf("\n");
+    fflush(stdout);
+    va_end(args);
+    return good;
+}
+
+/* A call failed, and for the reason expected. */
+__attribute__((unused)) static void check_message(int rc, const nmk_err *e, const char *part, const char *name) {
+    check(rc == -1 && strstr(e->text, part), name, "rc %d, message \"%s\", expected \"%s\" in it", rc, e->text, part);
+}
+
+#endif
