@@ -1,0 +1,165 @@
+-- The part of the proof about buffers in global memory: node by node in the graph's order, every access against what
+-- was done to the same units since the buffer was last written as a whole.
+--
+-- A history is the list of access groups of a buffer. It begins anew with a group that writes all of the buffer: what
+-- came before is proved to come before that group, and what follows is proved to come after it.
+local hb = require("hb")
+local region = require("region")
+local M = {}
+
+local LOAD, COMPUTE, STORE = hb.ROLE.load, hb.ROLE.compute, hb.ROLE.store
+
+-- True where member n of `later` knows from its own SM that member m of `earlier` is over.
+local function known_own(later, n, earlier, m)
+  local role, time, own = earlier.role, earlier.time[m], later.own[n]
+  if earlier.sm[m] ~= later.sm[n] or role == STORE and later.role == STORE then return false end
+  if (own >> ((role - 1) * 16) & 0xffff) >= time then return true end
+  local also = earlier.also
+  return also ~= nil and later.role ~= also and (own >> ((also - 1) * 16) & 0xffff) >= time
+end
+
+local function touch(later, n, earlier, m)
+  return region.overlap(later.lo[n], later.hi[n], later.step[n], earlier.lo[m], earlier.hi[m], earlier.step[m])
+end
+
+local WHAT = {
+  [true] = {
+    [true] = "%s writes %s without being ordered after %s, which writes it before",
+    [false] = "%s writes %s without being ordered after %s, which reads what it overwrites",
+  },
+  [false] = { [true] = "%s reads %s without being ordered after %s, which writes it" },
+}
+
+-- Every member of `later` against every member of `earlier` that it may touch.
+function M:ordered(later, earlier, buffer)
+  local last, unknown
+  for n = 1, later.n do
+    local base = later.base[n]
+    if base ~= last then last, unknown = base, hb.unknown(earlier, base) end
+    for i = 1, #unknown do
+      local m = unknown[i]
+      if not known_own(later, n, earlier, m) and touch(later, n, earlier, m) then
+        self:report(later.node.name .. ">" .. earlier.node.name .. buffer.name, WHAT[later.writes][earlier.writes],
+          self:name(later.sm[n], later.time[n]), buffer.name, self:name(earlier.sm[m], earlier.time[m]))
+        break
+      end
+    end
+  end
+  self.stats.pairs = self.stats.pairs + later.n * earlier.n
+end
+
+-- Returns false where a region leaves the buffer.
+function M:in_bounds(group, buffer, claim)
+  local good = true
+  for n = 1, claim and 0 or group.n do
+    local lo, hi = group.lo[n], group.hi[n]
+    if lo < 0 or hi > buffer.extent or group.step[n] < 1 then
+      self:report("bounds" .. group.node.name, "%s: region %d to %d of %s is out of range, which has %d units",
+        self:name(group.sm[n], group.time[n]), lo, hi - 1, buffer.name, buffer.extent)
+      good = false
+    end
+  end
+  return good
+end
+
+-- Whose each unit is that a group writes, and whether that is all of the buffer. Two tasks of a node may not write the
+-- same; claimed units are somebody's, each once, by the op's contract.
+function M:written_units(group, buffer, claim)
+  local owner, count = {}, 0
+  if claim then return owner, true end
+  for n = 1, group.n do
+    for unit = group.lo[n], group.hi[n] - 1, group.step[n] do
+      local other = owner[unit]
+      if other then
+        self:report("twice" .. group.node.name, "double arrival: %s and %s both write unit %d of %s",
+          self:name(group.sm[other], group.time[other]), self:name(group.sm[n], group.time[n]), unit, buffer.name)
+        return owner, false
+      end
+      owner[unit] = n
+      count = count + 1
+    end
+  end
+  return owner, count == buffer.extent
+end
+
+-- A reader's units were all written in this step.
+function M:all_written(group, history, buffer)
+  if history.full then return end
+  for n = 1, group.n do
+    for unit = group.lo[n], group.hi[n] - 1, group.step[n] do
+      if not history.units[unit] then
+        self:report("unwritten" .. group.node.name, "%s reads unit %d of %s, which no earlier task of the step writes",
+          self:name(group.sm[n], group.time[n]), unit, buffer.name)
+        return
+      end
+    end
+  end
+end
+
+-- A node's tasks run in any order: none touches what another one writes. Within a task, compute comes before store
+-- where hb.lua says so.
+function M:apart(writes, access, d, buffer)
+  local in_turn = access.role == writes.role or access.role == COMPUTE and writes.role == STORE and d.store_follows
+  for n = 1, writes.n do
+    for m = 1, access.n do
+      local same_task = writes.sm[n] == access.sm[m] and writes.time[n] == access.time[m]
+      if not (same_task and in_turn) and touch(writes, n, access, m) then
+        self:report("apart" .. writes.node.name .. buffer.name, "%s writes %s without being ordered with %s, which " ..
+          "%s it: nothing orders what is in one node", self:name(writes.sm[n], writes.time[n]), buffer.name,
+          self:name(access.sm[m], access.time[m]), access.writes and "writes" or "reads")
+        return
+      end
+    end
+  end
+end
+
+-- The accesses of a node that are to one buffer.
+function M:order_within(plan, bounded)
+  local bind, accesses, groups = plan.node.bind, plan.d.accesses, plan.groups
+  for a, writes in ipairs(accesses) do
+    for b, access in ipairs(writes.writes and accesses or {}) do
+      local other = a ~= b and (not access.writes or a < b)       -- two that write are one pair
+      if other and bind[access.name] == bind[writes.name] and bounded[a] and bounded[b] then
+        self:apart(groups[a], groups[b], plan.d, self.g.buffer[bind[writes.name]])
+      end
+    end
+  end
+end
+
+--- Judges the accesses of one node. histories[buffer]: the groups so far, in the order of the nodes.
+function M:order_node(plan, histories)
+  local node, accesses = plan.node, plan.d.accesses
+  local bounded = {}
+  for a, access in ipairs(accesses) do
+    local group, buffer = plan.groups[a], self.g.buffer[node.bind[access.name]]
+    local history = histories[buffer] or { full = false, units = {} }
+    histories[buffer] = history
+    if access.role == LOAD and #history > 0 then
+      self:report(nil, "%s: load reads %s, which this step writes: bulk copies may only read data older than the " ..
+        "launch", node.name, buffer.name)
+    end
+    bounded[a] = self:in_bounds(group, buffer, access.claim)
+    if bounded[a] then
+      if not access.writes then self:all_written(group, history, buffer) end
+      for _, earlier in ipairs(history) do
+        if access.writes or earlier.writes then self:ordered(group, earlier, buffer) end
+      end
+    end
+  end
+  self:order_within(plan, bounded)
+  for a, access in ipairs(accesses) do
+    local group, buffer = plan.groups[a], self.g.buffer[node.bind[access.name]]
+    if access.writes and bounded[a] then
+      local units, full = self:written_units(group, buffer, access.claim)
+      if full then
+        histories[buffer] = { full = true, units = {} }
+      elseif not histories[buffer].full then
+        for unit in pairs(units) do histories[buffer].units[unit] = true end
+      end
+    end
+    local history = histories[buffer]
+    history[#history + 1] = group
+  end
+end
+
+return M

@@ -1,0 +1,237 @@
+-- The part of the proof that runs the lists: they come to their end, SM-local data is what the reader means, and on the
+-- way every access gets the clock by which check/order.lua judges it.
+--
+-- Each SM is one sequential walker, so no queue has slack. Only what truly orders work goes into clocks: what hb.lua
+-- says of the roles of a task, counters waited for in full, and the barrier of the route.
+local hb = require("hb")
+local ops = require("ops")
+local M = {}
+
+local ROLE = hb.ROLE
+local LOAD, COMPUTE, STORE, HELP = ROLE.load, ROLE.compute, ROLE.store, ROLE.help
+local ROLES = #hb.ROLES
+local WORDS, AT = ops.WORDS, ops.AT
+local W_WAIT_A, W_ARRIVALS_A, W_WAIT_B, W_ARRIVALS_B = AT.wait_a, AT.arrivals_a, AT.wait_b, AT.arrivals_b
+local W_SIGNAL, W_LOCAL = AT.signal, AT["local"]
+
+-- A wait against what the counter gets.
+function M:check_wait(counter, arrivals, sm, time)
+  local c = self.counters[counter]
+  self.stats.waits = self.stats.waits + 1
+  if not c then
+    self:report("wait" .. counter, "%s waits for counter %d, which nothing signals", self:name(sm, time), counter)
+  elseif arrivals > c.arrivals then
+    self:report("high" .. counter, "%s waits for %d arrivals of %s, which can never be met: it gets %d",
+      self:name(sm, time), arrivals, self:counter_name(counter), c.arrivals)
+  elseif arrivals < c.arrivals then
+    self:report("low" .. counter, "%s waits for only %d of the %d arrivals of %s: a partial wait does not say who " ..
+      "arrived", self:name(sm, time), arrivals, c.arrivals, self:counter_name(counter))
+  elseif c.base then
+    self.clocks:learn_base(sm, self.plan_at[sm][time].d.wait, c.base)
+  end
+end
+
+local function writer_name(node) return node and node.name or "nobody" end
+
+-- Registers: who wrote them last on this SM.
+function M:use_registers(plan, state, sm, time)
+  local uses, writer = plan.d.registers, state.writer
+  for i = 1, #uses do
+    local name = uses[i].name
+    if not uses[i].writes and (writer[name] or false) ~= plan.expect[name] then
+      self:report(name .. plan.node.name, "%s reads %s as %s left it, the graph says %s", self:name(sm, time), name,
+        writer_name(writer[name]), writer_name(plan.expect[name]))
+    end
+  end
+  for i = 1, #uses do
+    if uses[i].writes then writer[uses[i].name] = plan.node end
+  end
+end
+
+-- True where a role of the SM knows that role `of` is past `time`.
+local function knows(clocks, sm, role, of, time)
+  local thread = sm * ROLES + role
+  return clocks.base[thread][sm * ROLES + of] >= time or clocks.own[thread * ROLES + of] >= time
+end
+
+-- Readers of an instance learn what its writer knew. Returns false where the writer comes later in the list: the
+-- producer would keep all that follows from being loaded.
+function M:read_local(plan, state, instance, sm, time)
+  local d, clocks = plan.d, self.clocks
+  local found, older = state.instances[instance], state.instances[instance - 2]
+  if not found then
+    self:report("ring" .. sm, "the ring blocks: %s waits for instance %d of %s, which no earlier task of the SM writes",
+      self:name(sm, time), instance, d.local_name)
+    return false
+  end
+  local expected = plan.expect[d.local_name]
+  if found.node ~= expected then
+    self:report(d.local_name .. plan.node.name, "%s reads instance %d of %s as %s left it, the graph says %s",
+      self:name(sm, time), instance, d.local_name, found.node.name, writer_name(expected))
+  end
+  for i = 1, #d.local_readers do
+    local role = d.local_readers[i]
+    -- The barrier tells instance n from n - 2 by one bit.
+    if older and not knows(clocks, sm, role, older.role, older.time) then
+      self:report("phase" .. plan.node.name, "%s: role %s may take instance %d of %s for instance %d",
+        self:name(sm, time), hb.ROLES[role], instance - 2, d.local_name, instance)
+    end
+    clocks:recall(sm, role, found.memory)
+    local readers = found.readers
+    readers[#readers + 1] = role
+    readers[#readers + 1] = time
+  end
+  return true
+end
+
+function M:write_local(plan, state, instance, sm, time)
+  local d, clocks = plan.d, self.clocks
+  if instance ~= state.written then
+    self:report("instance" .. sm, "%s writes instance %d of %s, the SM's next is %d", self:name(sm, time), instance,
+      d.local_name, state.written)
+  end
+  for n = instance - 2, instance, 2 do                -- what was in the same copy
+    local older = state.instances[n]
+    for i = 1, older and #older.readers or 0, 2 do
+      local role, when = older.readers[i], older.readers[i + 1]
+      if not knows(clocks, sm, d.local_writer, role, when) then
+        self:report("copy" .. plan.node.name, "%s overwrites the copy of %s that role %s of %s still reads " ..
+          "(instance %d)", self:name(sm, time), d.local_name, hb.ROLES[role], self:name(sm, when), n)
+      end
+    end
+  end
+  state.instances[instance] = {
+    node = plan.node, role = d.local_writer, time = time, readers = {}, memory = clocks:remember(sm, d.local_writer),
+  }
+  state.written = instance + 1
+end
+
+-- Notes an access with its region and what its role knows.
+function M:note(plan, a, words, start, sm, time)
+  local access, group, clocks = plan.d.accesses[a], plan.groups[a], self.clocks
+  hb.add(group, sm, time, access.region(words, start, sm))
+  local thread = sm * ROLES + access.role
+  local own, at = clocks.own, thread * ROLES
+  local base, loaded, computed = clocks.base[thread], own[at + LOAD], own[at + COMPUTE]
+  if plan.d.also and access.role == STORE then
+    -- A store that happens comes after its compute, although the signal may not.
+    local other = sm * ROLES + COMPUTE
+    base = clocks:join(base, clocks.base[other])
+    loaded, computed = math.max(loaded, own[other * ROLES + LOAD]), time
+  end
+  local n = group.n
+  group.base[n] = base
+  group.own[n] = loaded | computed << 16 | own[at + STORE] << 32 | own[at + HELP] << 48
+end
+
+function M:arrive(signal, role, sm)
+  local c = self.counters[signal]
+  c.clock = c.clock or self.clocks:new_counter()
+  self.clocks:arrive(c.clock, sm, role)
+  c.pending = c.pending - 1
+  if c.pending > 0 then return end
+  c.base = self.clocks:close(c.clock)
+  for _, waiting in ipairs(c.waiting or {}) do self.ready[#self.ready + 1] = waiting end
+end
+
+-- One task that no counter keeps. Returns false where its SM's ring blocks.
+function M:run_task(plan, words, start, sm, time, state)
+  local d, clocks = plan.d, self.clocks
+  for i = 1, #d.roles do clocks:enter(sm, d.roles[i], time) end
+  if #d.local_readers > 0 and not self:read_local(plan, state, words[start + W_LOCAL], sm, time) then return false end
+  if d.load_feeds then clocks:learn(sm, d.compute and COMPUTE or STORE, LOAD) end
+  local first, second = words[start + W_WAIT_A], words[start + W_WAIT_B]
+  if first ~= -1 then self:check_wait(first, words[start + W_ARRIVALS_A], sm, time) end
+  if second ~= -1 then
+    self:check_wait(second, words[start + W_ARRIVALS_B], sm, time)
+    -- Who finds no first wait does not look for a second.
+    if first == -1 then self:report("second" .. second, "%s has a second wait but no first", self:name(sm, time)) end
+  end
+  if d.store_follows then clocks:learn(sm, STORE, COMPUTE) end
+  if #d.registers > 0 then self:use_registers(plan, state, sm, time) end
+  if d.local_writer then self:write_local(plan, state, words[start + W_LOCAL], sm, time) end
+  for a = 1, #d.accesses do self:note(plan, a, words, start, sm, time) end
+  local signal = words[start + W_SIGNAL]
+  if signal ~= -1 and d.signal then self:arrive(signal, d.signal, sm) end
+  return true
+end
+
+-- The counter that keeps a task from running, or nil. Counters that get too little are another message's matter.
+function M:blocked_by(words, start)
+  local counter = words[start + W_WAIT_A]
+  local c = counter ~= -1 and self.counters[counter]
+  if c and c.pending > 0 then return counter end
+  counter = words[start + W_WAIT_B]
+  c = counter ~= -1 and self.counters[counter]
+  if c and c.pending > 0 then return counter end
+end
+
+-- Lets an SM run until a counter keeps it.
+function M:run_sm(sm)
+  local words, plan_at, state = self.words[sm], self.plan_at[sm], self.locals[sm]
+  for time = state.done + 1, #plan_at do
+    local start = (time - 1) * WORDS
+    local blocked = self:blocked_by(words, start)
+    if blocked then
+      local c = self.counters[blocked]
+      c.waiting = c.waiting or {}
+      c.waiting[#c.waiting + 1] = sm
+      return
+    end
+    local plan = plan_at[time]
+    if plan and not self:run_task(plan, words, start, sm, time, state) then return end
+    state.done = time
+  end
+end
+
+--- Runs all lists. Returns true where all come to their end.
+function M:simulate()
+  local sms = self.g.sms
+  self.clocks, self.locals, self.ready = hb.new(sms), {}, {}
+  for sm = 0, sms - 1 do
+    -- done: tasks run; writer: of registers; instances, written: of the data in shared memory
+    self.locals[sm] = { done = 0, writer = {}, instances = {}, written = 0 }
+    self.ready[sm + 1] = sm
+  end
+  local next_ready = 1
+  while next_ready <= #self.ready do
+    self:run_sm(self.ready[next_ready])
+    next_ready = next_ready + 1
+  end
+  self.stats.bases = self.clocks.bases
+  for sm = 0, sms - 1 do
+    if self.locals[sm].done < #self.plan_at[sm] then
+      self:explain_deadlock(sm)
+      return false
+    end
+  end
+  return true
+end
+
+-- The first task that still has to signal a counter.
+function M:lacking(counter)
+  local plan = self.plans[self.counters[counter].node]
+  for i = 1, plan.tasks do
+    local sm, time = plan.sm[i], plan.time[i]
+    if time > self.locals[sm].done and self.words[sm][(time - 1) * WORDS + W_SIGNAL] == counter then return sm, time end
+  end
+end
+
+-- Follows who waits for whom until an SM comes up again; who ends at a ring that blocks has its message.
+function M:explain_deadlock(sm)
+  local path, seen = {}, {}
+  while not seen[sm] do
+    local time = self.locals[sm].done + 1
+    local counter = self:blocked_by(self.words[sm], (time - 1) * WORDS)
+    local other, when
+    if counter then other, when = self:lacking(counter) end
+    if not other then return end
+    seen[sm] = #path + 1
+    path[#path + 1] = ("%s waits for %s, which lacks %s"):format(self:name(sm, time), self:counter_name(counter),
+      self:name(other, when))
+    sm = other
+  end
+  self:report(nil, "deadlock: %s", table.concat(path, "; ", seen[sm]))
+end
+
+return M

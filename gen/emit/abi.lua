@@ -1,0 +1,410 @@
+-- What the kernel, the runtime and the CPU machine agree on: constants, opcodes, descriptor fields, structs. One table,
+-- written as abi.h (C, host) and pasted into megakernel.cu (which includes no header, so the types are spelled out).
+local ops = require("ops")
+local writer = require("emit.writer")
+
+local M = {}
+
+M.STAGE_BYTES = 16384
+M.PAGE_TOKENS = 64
+M.OUT_RING = 1024
+M.STOP_IDS = 16
+-- compute begins, compute has waited, store is done, help is done
+M.TRACE_STAMPS = 4
+
+-- { type, name, comment } or { type, name, comment, count }, count = a number or COLUMNS. A type is one of TYPES or a
+-- struct above.
+local COLUMNS = "schedule.columns"
+local STRUCTS = {
+  {
+    name = "nmk_column", device = true, bytes = 64,
+    comment = "One (sequence, position) that a step computes.",
+    { "i32", "token", "what stands at pos" },
+    { "i32", "pos", "-1: inactive" },
+    { "i32", "base", "first position of the sequence that this step computes; pages hold what is before it" },
+    { "i32", "group", "first column of the same sequence in this step" },
+    { "i32", "slot", "row of the page tables" },
+    { "i32", "flags", "1: sample here" },
+    { "i32", "remaining", "tokens still allowed" },
+    { "f32", "temperature", "0: greedy" },
+    { "u32", "seed_lo", "" },
+    { "u32", "seed_hi", "" },
+    { "i32", "out", "row of the output ring" },
+    { "i32", "pad", "", 5 },
+  },
+  {
+    name = "nmk_control", device = true,
+    comment = "State that steps hand to each other, in device memory.",
+    { "nmk_column", "column", "", COLUMNS },
+    { "i32", "stop_ids", "", M.STOP_IDS },
+    { "i32", "stop_count", "" },
+    { "i32", "pad", "", 15 },
+  },
+  {
+    name = "nmk_hang", device = true, bytes = 16,
+    comment = "A wait that did not end. word: 0, or 1 << 31 | role << 20 | sm << 12 | task.",
+    { "u32", "word", "" },
+    { "i32", "counter", "" },
+    { "u32", "expected", "" },
+    { "u32", "got", "" },
+  },
+  {
+    name = "nmk_params", device = true, bytes = 152,
+    comment = "The kernel's argument. Addresses are the device's.",
+    { "u64", "weights", "" },
+    { "u64", "arena", "activation buffers" },
+    { "u64", "kv_full", "pages of the full layers" },
+    { "u64", "kv_sliding", "pages of the sliding layers" },
+    { "u64", "lists", "i32 [NMK_SMS][NMK_MAX_TASKS][NMK_DESC_WORDS]" },
+    { "u64", "control", "struct nmk_control" },
+    { "u64", "table_full", "i32 [slot][table_stride]: page ids" },
+    { "u64", "table_sliding", "" },
+    { "u64", "counters", "u32, one per 128 bytes" },
+    { "u64", "tickets", "u32 [NMK_TICKETS][2], one per 128 bytes" },
+    { "u64", "rope", "float [position][head_dim / 2][2]: cos, sin" },
+    { "u64", "out", "i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1" },
+    { "u64", "hang", "struct nmk_hang [NMK_SMS][4 roles] in mapped host memory: each role's first wait for a counter" },
+    { "u64", "abort", "u32: the word of a wait that was given up" },
+    { "u64", "trace", "0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task" },
+    { "i32", "epoch", "1, 2, ...: steps since the counters were zeroed" },
+    { "i32", "in_flight", "stages per SM that may be in flight" },
+    { "i32", "ring_stages", "at most NMK_RING_STAGES" },
+    { "i32", "table_stride", "" },
+    { "i32", "out_row", "" },
+    { "i32", "zero", "always 0, which the compiler does not know" },
+    { "u32", "patience_ms", "after which a wait for another SM is given up" },
+    { "i32", "pad", "" },
+  },
+  {
+    name = "nmk_array",
+    comment = "A packed weight array: (layer, expert) is at kib + (layer - layer0) * layer_kib + expert * expert_kib.",
+    { "str", "name", "" },
+    { "i32", "layout", "enum nmk_layout" },
+    { "i32", "layer0", "" },
+    { "i32", "layers", "" },
+    { "i32", "experts", "0: no expert dimension" },
+    { "i32", "rows", "" },
+    { "i32", "cols", "" },
+    { "i32", "kib", "" },
+    { "i32", "layer_kib", "" },
+    { "i32", "expert_kib", "" },
+  },
+  {
+    name = "nmk_tensor",
+    comment = "A checkpoint tensor; one per layer (and expert) where the name has %d. Rows go to row0 of its array.",
+    { "str", "name", "" },
+    { "str", "part", "" },
+    { "i32", "dims", "1: a vector" },
+    { "i32", "layer0", "" },
+    { "i32", "layers", "" },
+    { "i32", "experts", "0: no expert dimension" },
+    { "i32", "rows", "" },
+    { "i32", "cols", "" },
+    { "i32", "array", "index in nmk_arrays" },
+    { "i32", "row0", "" },
+  },
+  {
+    name = "nmk_buffer",
+    comment = "An activation buffer in the arena.",
+    { "str", "name", "" },
+    { "i32", "offset128", "in units of 128 bytes" },
+    { "i32", "extent", "size of the index space of its regions" },
+    { "i64", "bytes", "" },
+  },
+  {
+    name = "nmk_config",
+    comment = "What a checkpoint's config.json must say. value is JSON text; null there counts as absent.",
+    { "str", "path", "" },
+    { "str", "or_path", "where the same fact may stand instead; NULL: nowhere" },
+    { "str", "type", "int, number, bool, string or strings" },
+    { "str", "value", "" },
+    { "i32", "required", "absence is a mistake" },
+  },
+  {
+    name = "nmk_field",
+    comment = "A field of an opcode's descriptor.",
+    { "i32", "opcode", "" },
+    { "i32", "word", "" },
+    { "str", "name", "" },
+  },
+}
+
+local HOST = {
+  i32 = "int32_t", u32 = "uint32_t", u64 = "uint64_t", i64 = "int64_t", f32 = "float", str = "const char *",
+}
+local DEVICE = { i32 = "int", u32 = "unsigned int", u64 = "unsigned long long", f32 = "float" }
+local SIZES = { i32 = 4, u32 = 4, u64 = 8, f32 = 4 }
+
+local function round_up(n, unit)
+  return (n + unit - 1) // unit * unit
+end
+
+--- Opcodes that the graph uses, in opcode order.
+function M.used_ops(g, registry)
+  local used = {}
+  for _, node in ipairs(g.nodes) do
+    used[node.op] = true
+  end
+  local list = {}
+  for _, op in ipairs(registry.list) do
+    if used[op.name] then
+      list[#list + 1] = op
+    end
+  end
+  return list
+end
+
+local function max_tasks(model, g)
+  local most = 0
+  for sm = 0, model.target.sms - 1 do
+    most = math.max(most, #g.lists[sm])
+  end
+  return round_up(most + 1, 8)
+end
+
+--- Every constant, ordered: { NAME, value }. An integer or a float.
+local function all_constants(model, g, registry)
+  local values = model.family_module.values(model)
+  local split = model.schedule.split
+  local list, seen = {}, {}
+  local function add(name, value)
+    assert(seen[name] == nil or seen[name] == value, name)
+    if seen[name] == nil then
+      seen[name] = value
+      list[#list + 1] = { name, value }
+    end
+  end
+  add("COLUMNS", model.schedule.columns)
+  add("SMS", model.target.sms)
+  add("DESC_WORDS", ops.WORDS)
+  add("MAX_TASKS", max_tasks(model, g))
+  add("RING_STAGES", model.schedule.ring_stages)
+  add("STAGE_BYTES", M.STAGE_BYTES)
+  add("SMEM_BYTES", model.target.smem_bytes_per_block)
+  add("COUNTERS", g.counters)
+  add("TICKETS", values.layers)
+  add("ARENA_BYTES", g.arena_bytes)
+  add("WEIGHTS_KIB", g.weights_kib)
+  add("PAGE_TOKENS", M.PAGE_TOKENS)
+  local kv_head = 2 * M.PAGE_TOKENS * values.head_dim * 2
+  add("KV_HEAD_BYTES", kv_head)
+  add("KV_PAGE_BYTES_FULL", values.full_layers * values.kv_heads * kv_head)
+  add("KV_PAGE_BYTES_SLIDING", values.sliding_layers * values.kv_heads * kv_head)
+  for _, name in ipairs(writer.sorted(split)) do
+    add(name:upper(), split[name])
+  end
+  add("MAX_SEGMENTS", round_up(model.schedule.columns * values.kv_heads * split.chunks_max, model.target.sms)
+    // model.target.sms)
+  add("OUT_RING", M.OUT_RING)
+  add("TRACE_STAMPS", M.TRACE_STAMPS)
+  add("STOP_IDS", M.STOP_IDS)
+  for _, name in ipairs(writer.sorted(values)) do
+    add(name:upper(), values[name])
+  end
+  for _, name in ipairs(writer.sorted(model.shape)) do
+    if type(model.shape[name]) == "number" then
+      add(name:upper(), model.shape[name])
+    end
+  end
+  add("OPCODES", #registry.list + 1)
+  return list
+end
+
+local function literal(value)
+  if math.type(value) == "float" then
+    return writer.float(value)
+  elseif value > 0x7fffffff then
+    return ("%dll"):format(value)
+  end
+  return ("%d"):format(value)
+end
+
+local function emit_constants(w, constants)
+  for _, constant in ipairs(constants) do
+    w:line("#define NMK_%s %s", constant[1], literal(constant[2]))
+  end
+end
+
+local function emit_enum(w, name, prefix, entries)
+  w:open("enum %s {", name)
+  for _, entry in ipairs(entries) do
+    w:line("%s%s = %d,", prefix, entry[1]:upper(), entry[2])
+  end
+  w:close("};")
+end
+
+local function emit_opcodes(w, used)
+  local opcodes = { { "end", 0 } }
+  for _, op in ipairs(used) do
+    opcodes[#opcodes + 1] = { op.name, op.opcode }
+  end
+  emit_enum(w, "nmk_opcode", "NMK_OP_", opcodes)
+  local words = {}
+  for i, name in ipairs(ops.HEADER) do
+    words[i] = { name, i - 1 }
+  end
+  w:line("/* Words of a descriptor: the header, then each opcode's own fields. */")
+  emit_enum(w, "nmk_word", "NMK_WORD_", words)
+  for _, op in ipairs(used) do
+    local fields = {}
+    for i, field in ipairs(op.fields) do
+      fields[i] = { field.name, field.word }
+    end
+    if #fields > 0 then
+      emit_enum(w, ("nmk_%s_word"):format(op.name), ("NMK_WORD_%s_"):format(op.name:upper()), fields)
+    end
+  end
+end
+
+local function size_of(kind)
+  if SIZES[kind] then
+    return SIZES[kind], SIZES[kind]
+  end
+  for _, struct in ipairs(STRUCTS) do
+    if struct.name == kind then
+      return struct.bytes, 4
+    end
+  end
+end
+
+local function count_of(field, columns)
+  return field[4] == COLUMNS and columns or field[4]
+end
+
+--- Offsets of a device struct's fields, and its size, by C's rules.
+local function layout(struct, columns)
+  local offset, align, offsets = 0, 1, {}
+  for i, field in ipairs(struct) do
+    local bytes, unit = size_of(field[1])
+    offset = round_up(offset, unit)
+    offsets[i] = offset
+    offset = offset + bytes * (count_of(field, columns) or 1)
+    align = math.max(align, unit)
+  end
+  offset = round_up(offset, align)
+  assert(offset == (struct.bytes or offset), struct.name)
+  return offsets, offset
+end
+
+local function declaration(types, field, columns)
+  local kind = types[field[1]] or field[1]
+  local space = kind:sub(-1) == "*" and "" or " "
+  local count = count_of(field, columns)
+  return kind .. space .. field[2] .. (count and ("[%d]"):format(count) or "") .. ";"
+end
+
+local function emit_struct(w, struct, types, columns)
+  w:line("/* %s */", struct.comment)
+  w:open("typedef struct %s {", struct.name)
+  for _, field in ipairs(struct) do
+    w:line(declaration(types, field, columns) .. (field[3] ~= "" and (" /* %s */"):format(field[3]) or ""))
+  end
+  w:close("} %s;", struct.name)
+end
+
+local function emit_asserts(w, struct, columns)
+  local offsets, bytes = layout(struct, columns)
+  w:line('_Static_assert(sizeof(%s) == %d, "%s: size");', struct.name, bytes, struct.name)
+  for i, field in ipairs(struct) do
+    w:line('_Static_assert(offsetof(%s, %s) == %d, "%s.%s: offset");', struct.name, field[2], offsets[i], struct.name,
+      field[2])
+  end
+end
+
+--- Layout numbers as templates/packed.h defines them.
+function M.layouts(ctx)
+  local text = assert(ctx.read("templates/packed.h"), "templates/packed.h")
+  local numbers = {}
+  for name, number in text:gmatch("#define NMK_PACKED_(%u[%u_]*)%s+(%d+)") do
+    numbers[#numbers + 1] = { name:lower(), tonumber(number) }
+    numbers[name:lower()] = tonumber(number)
+  end
+  return numbers
+end
+
+local function emit_tables(w, ctx)
+  emit_enum(w, "nmk_layout", "NMK_LAYOUT_", M.layouts(ctx))
+  for _, struct in ipairs(STRUCTS) do
+    if not struct.device then
+      emit_struct(w, struct, HOST)
+    end
+  end
+end
+
+local function emit_declarations(w)
+  w:raw([[
+/* Fills the lists of all SMs; every list ends with opcode 0. counts[sm] is the number of tasks before it. Returns 0, or
+ * -1 where the words are not those that nmkgen proved. */
+int nmk_encode(int32_t *lists, int32_t counts[NMK_SMS]);
+
+extern const uint64_t nmk_hash; /* the same as NMK_HASH in megakernel.cu */
+extern const char *const nmk_model_name;
+extern const char *const nmk_target_arch;
+extern const int nmk_in_flight[NMK_COLUMNS]; /* stages in flight per SM, by live columns - 1 */
+extern const nmk_array nmk_arrays[];
+extern const int nmk_array_count;
+extern const nmk_tensor nmk_tensors[];
+extern const int nmk_tensor_count;
+extern const nmk_buffer nmk_buffers[];
+extern const int nmk_buffer_count;
+extern const nmk_config nmk_configs[];
+extern const int nmk_config_count;
+extern const nmk_field nmk_fields[];
+extern const int nmk_field_count;
+extern const char *const nmk_opcode_names[NMK_OPCODES];
+extern const char *const nmk_role_names[4];
+extern const char *const nmk_counter_names[]; /* the node that signals it, NMK_COUNTERS names */
+]])
+end
+
+--- What both machines share, in the host's or the device's types.
+local function emit_shared(w, ctx, types)
+  emit_constants(w, all_constants(ctx.model, ctx.graph, ctx.registry))
+  w:line("")
+  emit_opcodes(w, M.used_ops(ctx.graph, ctx.registry))
+  w:line("")
+  for _, struct in ipairs(STRUCTS) do
+    if struct.device then
+      emit_struct(w, struct, types, ctx.model.schedule.columns)
+    end
+  end
+end
+
+--- abi.h. ctx as in emit/files.lua, without hash.
+function M.header(ctx)
+  local w = writer.new("abi.h")
+  w:line(writer.banner(ctx.sources))
+  w:line("#ifndef NMK_ABI_H")
+  w:line("#define NMK_ABI_H")
+  w:line("")
+  w:line("#include <stddef.h>")
+  w:line("#include <stdint.h>")
+  w:line("")
+  emit_shared(w, ctx, HOST)
+  w:line("")
+  for _, struct in ipairs(STRUCTS) do
+    if struct.device then
+      emit_asserts(w, struct, ctx.model.schedule.columns)
+    end
+  end
+  w:line("")
+  emit_tables(w, ctx)
+  w:line("")
+  emit_declarations(w)
+  w:line("")
+  w:line("#endif")
+  return w:text()
+end
+
+--- The same for the device, into an open writer.
+function M.device(w, ctx)
+  emit_shared(w, ctx, DEVICE)
+  for _, struct in ipairs(STRUCTS) do
+    if struct.device then
+      local _, bytes = layout(struct, ctx.model.schedule.columns)
+      w:line('static_assert(sizeof(%s) == %d, "%s: size");', struct.name, bytes, struct.name)
+    end
+  end
+end
+
+return M

@@ -1,0 +1,217 @@
+-- megakernel.cu: the constants, the prelude, every used op in its own namespace, and the kernel with its dispatch.
+--
+-- Op sections are pasted as they are. What differs between models reaches them as P::name (params) and t.name (fields).
+local abi = require("emit.abi")
+local ops = require("ops")
+local writer = require("emit.writer")
+
+local M = {}
+
+--- `struct P`: an op's parameters.
+local function emit_params(w, op, params)
+  w:open("struct P {")
+  for _, param in ipairs(op.params) do
+    local value = params[param.name]
+    if param.type == "f32" then
+      w:line("static constexpr float %s = %s;", param.name, writer.float(value))
+    else
+      w:line("static constexpr int %s = %d;", param.name, value)
+    end
+  end
+  w:close("};")
+end
+
+--- `struct Task` and the function that reads it from a descriptor.
+local function emit_task(w, op)
+  local names, values = {}, {}
+  for _, field in ipairs(op.fields) do
+    local float = field.type == "f32"
+    names[#names + 1] = ("%s %s;"):format(float and "float" or "int", field.name)
+    values[#values + 1] = (float and "__int_as_float(d[%d])" or "d[%d]"):format(field.word)
+  end
+  w:line("struct Task { %s };", table.concat(names, " "))
+  w:line("static __device__ __forceinline__ Task task(const int *d) { return Task{%s}; }", table.concat(values, ", "))
+end
+
+--- What `//@device ROLE VARIANT` calls a target: sm90 for the architecture sm_90a.
+local function variant_of(target)
+  return (target.arch:gsub("^sm_(%d+)%a?$", "sm%1"))
+end
+
+local function section_of(op, role, variant)
+  local variants = op.variants[role]
+  return variants and variants[variant] or op.sections[role]
+end
+
+local function emit_op(w, op, params, variant)
+  w:line("namespace op_%s {", op.name)
+  emit_params(w, op, params)
+  emit_task(w, op)
+  for _, role in ipairs(ops.ROLES) do
+    local section = section_of(op, role, variant)
+    if section then
+      w:source(section.line, op.file)
+      w:raw(section.text)
+    end
+  end
+  w:here()
+  w:line("} // namespace op_%s", op.name)
+  w:line("")
+end
+
+-- Fields that the code of a pipeline reads. Ops whose descriptors agree on their words share one case.
+local PIPELINE_FIELDS = { gemm_x = { load = { "tile", "tiles", "weight_kib" }, compute = { "tiles" } } }
+
+--- The used ops by the code that plays `role` for them: lists of ops, each list one case, the most frequent first.
+local function groups(used, role, instances)
+  local list, by_key = {}, {}
+  for _, op in ipairs(used) do
+    local pipeline = op.supplied[role]
+    if op.sections[role] then
+      list[#list + 1] = { op, section = op.sections[role] }
+    elseif pipeline then
+      local key = { pipeline, op.wait }
+      for _, name in ipairs(PIPELINE_FIELDS[pipeline][role]) do
+        key[#key + 1] = ("%s=%d"):format(name, op.word[name])
+      end
+      key = table.concat(key, " ")
+      if not by_key[key] then
+        by_key[key] = { pipeline = pipeline }
+        list[#list + 1] = by_key[key]
+      end
+      table.insert(by_key[key], op)
+    end
+  end
+  table.sort(list, function(a, b)
+    local n, m = instances[a[1].name], instances[b[1].name]
+    if n ~= m then
+      return n > m
+    end
+    return a[1].opcode < b[1].opcode
+  end)
+  return list
+end
+
+--- The body of one case. Waiting and signalling are the dispatch's: an op knows of neither (the skeleton signals after
+--- all cases). In the compute role the pipelines run after the cases too, one copy for all their ops: a gemm_x case
+--- only says how many tiles (an op with run-time claims: that more may follow), a row_tile case where its operand is.
+local function emit_case(w, group, role)
+  local op = group[1]
+  local before = group.section and group.section.text:find("struct%s+Before")
+  local call = ("op_%s::%s(c, t%s);"):format(op.name, role, before and ", b" or "")
+  if role == "compute" and op.pipeline == "gemm_x" then
+    call = group.pipeline and "tiles = t.tiles;" or ("tiles = op_%s::compute(c, t), claimed = %s;"):format(op.name,
+      op.claim and "true" or "false")
+  elseif role == "compute" and op.pipeline == "row_tile" then
+    call = ("row = op_%s::compute(c, t), width = op_%s::WIDTH;"):format(op.name, op.name)
+  elseif group.pipeline then
+    call = ("%s_%s(c, t);"):format(group.pipeline, role)
+  end
+  w:open("%s_%s: {", role, op.name)
+  w:line("const op_%s::Task t = op_%s::task(d);", op.name, op.name)
+  if before then
+    w:line("const op_%s::Before b = op_%s::before(c, t);", op.name, op.name)
+  end
+  if op.wait == role and (role ~= "compute" or before) then
+    w:line("c.wait_task(d);")
+  end
+  w:line(call)
+  w:line(ops.SIGNALS[role] and op.signal ~= role and "continue;" or ("goto %s_done;"):format(role))
+  w:close()
+end
+
+--- The dispatch of a role: all comparisons first, close together, then the bodies. A switch would become an indirect
+--- jump through constant memory, an if-else chain a walk over all the bodies; both miss the instruction cache.
+local function emit_dispatch(w, used, role, instances)
+  local list = groups(used, role, instances)
+  for _, group in ipairs(list) do
+    for _, member in ipairs(group) do
+      w:line("if (is(op, NMK_OP_%s)) goto %s_%s;", member.name:upper(), role, group[1].name)
+    end
+  end
+  w:line(role == "load" and "goto load_done;" or "continue;")
+  for _, group in ipairs(list) do
+    emit_case(w, group, role)
+  end
+  w:line("%s_done:;", role)
+end
+
+--- A set of opcodes as the bits of a word.
+local function emit_set(w, name, used, holds)
+  local bits = { "0u" }
+  for _, op in ipairs(used) do
+    if holds(op) then
+      assert(op.opcode < 32, "a set of opcodes has 32 bits")
+      bits[#bits + 1] = ("1u << NMK_OP_%s"):format(op.name:upper())
+    end
+  end
+  bits[#bits] = bits[#bits] .. ";"
+  w:open("constexpr u32 %s =", name)
+  w:wrap(bits, " | ")
+  w.depth = w.depth - 1
+end
+
+--- WAITS_COMPUTE: the compute part waits before anything else; one wait in front of the chain serves them all.
+--- EASED: the task's weights stream with one stage less in flight.
+local function emit_sets(w, used)
+  emit_set(w, "WAITS_COMPUTE", used, function(op)
+    local section = op.sections.compute
+    return op.wait == "compute" and not (section and section.text:find("struct%s+Before"))
+  end)
+  emit_set(w, "EASED", used, function(op)
+    return op.eased
+  end)
+end
+
+local function slots(ctx, used)
+  local list = {
+    ops = function(w)
+      for _, op in ipairs(used) do
+        emit_op(w, op, ctx.graph.params[op.name], variant_of(ctx.model.target))
+      end
+    end,
+    sets = function(w)
+      emit_sets(w, used)
+    end,
+  }
+  local instances = {}
+  for _, node in ipairs(ctx.graph.nodes) do
+    instances[node.op] = (instances[node.op] or 0) + 1
+  end
+  for _, role in ipairs(ops.ROLES) do
+    list["dispatch " .. role] = function(w)
+      emit_dispatch(w, used, role, instances)
+    end
+  end
+  return list
+end
+
+-- The files pasted, in order.
+local TEMPLATES = { "templates/random.h", "templates/prelude.cuh", "templates/megakernel.cu", "templates/packed.h",
+  "templates/pack.cu" }
+
+local HASH_LINE = "#define NMK_HASH"
+
+--- The kernel's text with the hash of everything that went in.
+function M.with_hash(text, hash)
+  local _, to = text:find(HASH_LINE, 1, true)
+  return text:sub(1, to) .. " " .. hash .. text:sub(to + 1)
+end
+
+--- megakernel.cu without its hash. ctx as in emit/files.lua, without hash.
+function M.text(ctx)
+  local used = abi.used_ops(ctx.graph, ctx.registry)
+  local w = writer.new("megakernel.cu")
+  w:line(writer.banner(ctx.sources))
+  w:line(HASH_LINE)
+  w:line("")
+  abi.device(w, ctx)
+  w:line("")
+  local fill = slots(ctx, used)
+  for _, path in ipairs(TEMPLATES) do
+    w:template(assert(ctx.read(path), path), path, fill)
+  end
+  return w:text()
+end
+
+return M

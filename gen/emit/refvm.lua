@@ -1,0 +1,111 @@
+-- refvm.c: the CPU machine with the references of the ops that the model uses. A reference is a function body that sees
+-- vm, sm, the descriptor d, its fields as t.name and the op's parameters as P.name.
+local abi = require("emit.abi")
+local writer = require("emit.writer")
+
+local M = {}
+
+local function emit_params(w, op, params)
+  if #op.params == 0 then
+    return
+  end
+  w:open("static const struct {")
+  for _, param in ipairs(op.params) do
+    w:line("%s %s;", param.type == "f32" and "float" or "int32_t", param.name)
+  end
+  local values = {}
+  for i, param in ipairs(op.params) do
+    local value = params[param.name]
+    values[i] = (".%s = %s"):format(param.name, param.type == "f32" and writer.float(value) or ("%d"):format(value))
+  end
+  w:close("} %s_params = {", op.name)
+  w.depth = w.depth + 1
+  w:wrap(values)
+  w:close("};")
+end
+
+local function emit_task(w, op)
+  if #op.fields == 0 then
+    return
+  end
+  w:open("struct %s_task {", op.name)
+  for _, field in ipairs(op.fields) do
+    w:line("%s %s;", field.type == "f32" and "float" or "int32_t", field.name)
+  end
+  w:close("};")
+end
+
+local function emit_function(w, op)
+  w:line("static int op_%s(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)", op.name)
+  w:open("{")
+  local unused = { "(void)vm, (void)sm, (void)d" }
+  if #op.fields > 0 then
+    local values = {}
+    for i, field in ipairs(op.fields) do
+      local word = ("d[%d]"):format(field.word)
+      if field.type == "f32" then
+        word = ("((union { int32_t i; float f; }){%s}).f"):format(word)
+      end
+      values[i] = (".%s = %s"):format(field.name, word)
+    end
+    w:line("const struct %s_task t = {", op.name)
+    w.depth = w.depth + 1
+    w:wrap(values)
+    w:close("};")
+    unused[#unused + 1] = "(void)t"
+  end
+  if #op.params > 0 then
+    unused[#unused + 1] = ("(void)%s_params"):format(op.name)
+  end
+  w:line("%s;", table.concat(unused, ", "))
+  w.depth = w.depth - 1
+  w:line("#define P %s_params", op.name)
+  w:source(op.reference.line, op.file)
+  w:raw(op.reference.text)
+  w:here()
+  w:line("#undef P")
+  w:line("    return 0;")
+  w:line("}")
+end
+
+local function slots(ctx, used)
+  return {
+    random = function(w)
+      local path = "templates/random.h"
+      w:source(1, path)
+      w:raw(assert(ctx.read(path), path))
+    end,
+    table = function(w)
+      for _, op in ipairs(ctx.registry.list) do
+        local only_help = op.roles.help and not (op.roles.load or op.roles.compute or op.roles.store)
+        w:line("{%s, %d, %d},", writer.string(op.name), op.arrivals or 0, only_help and 1 or 0)
+      end
+    end,
+    ops = function(w)
+      for i, op in ipairs(used) do
+        if i > 1 then
+          w:line("")
+        end
+        emit_params(w, op, ctx.graph.params[op.name])
+        emit_task(w, op)
+        emit_function(w, op)
+      end
+    end,
+    dispatch = function(w)
+      for _, op in ipairs(used) do
+        w:line("case NMK_OP_%s: return op_%s(vm, sm, d);", op.name:upper(), op.name)
+      end
+    end,
+  }
+end
+
+--- refvm.c. ctx as in emit/files.lua.
+function M.text(ctx)
+  local w = writer.new("refvm.c")
+  w:line(writer.banner(ctx.sources))
+  local path = "templates/refvm.c"
+  w:template(assert(ctx.read(path), path), path, slots(ctx, abi.used_ops(ctx.graph, ctx.registry)))
+  return w:text()
+end
+
+return M

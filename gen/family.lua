@@ -1,0 +1,321 @@
+-- Families: specs/families/NAME.lua loaded and judged, in form before a spec is read by them, in substance for a model.
+--
+-- What a family gives is told at the top of cohere2_moe.lua.
+local diags = require("diag")
+local host = require("host")
+local rows = require("rows")
+
+local M = {}
+
+local function article(word)
+  return (word:find("^[aeiou]") and "an " or "a ") .. word
+end
+
+local FAMILY = {
+  { "name", "string" }, { "summary", "string" }, { "shape", "table" }, { "rules", "table" }, { "waves", "table" },
+  { "layer", "function" }, { "values", "function" }, { "buffers", "function" }, { "front", "function" },
+  { "block", "function" }, { "back", "function" }, { "arrays", "function" }, { "tensors", "function" },
+  { "config", "function" },
+}
+
+-- What a family's functions give: { key, type, optional = true where it may be left out, choices = }.
+local RECORDS = {
+  buffers = { { "name", "string" }, { "bytes", "integer" }, { "extent", "integer" } },
+  node = {
+    { "op", "string" }, { "tiles", "integer", optional = true }, { "units", "integer", optional = true },
+    { "fields", "table", optional = true }, { "weights", "table", optional = true },
+  },
+  arrays = {
+    { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },
+    { "rows", "integer" }, { "cols", "integer" },
+    { "layout", "string", choices = { "rows", "pairs", "gate_up", "vector" } },
+  },
+  tensors = {
+    { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },
+    { "rows", "integer" }, { "cols", "integer" }, { "dims", "integer" }, { "array", "string" }, { "row0", "integer" },
+    { "part", "string" },
+  },
+  config = {
+    { "path", "string" }, { "or_path", "string", optional = true },
+    { "type", "string", choices = { "int", "number", "bool", "string", "strings" } }, { "value", "any" },
+    { "required", "boolean" },
+  },
+}
+
+-- What a family file may use.  It can read nothing, knows no clock and has neither pairs nor random numbers, so it is
+-- the same on every run.
+local ENV = { "assert", "error", "ipairs", "select", "string", "table", "tonumber", "tostring", "type" }
+
+local function environment()
+  local env = { math = {} }
+  for _, name in ipairs(ENV) do env[name] = _G[name] end
+  for name, value in pairs(math) do env.math[name] = name:find("^random") == nil and value or nil end
+  return env
+end
+
+--- Lua's "file:12: message" as a position and a message.
+function M.lua_error(file, why)
+  local line, message = tostring(why):match(":(%d+): (.*)$")
+  return { file = file, line = tonumber(line) or 1, col = 1 }, message or tostring(why)
+end
+
+-- Where a family's part is made.
+local function place_of(text, file, name, value)
+  if type(value) == "function" then return { file = file, line = debug.getinfo(value, "S").linedefined, col = 1 } end
+  local line = 0
+  for row in (text .. "\n"):gmatch("(.-)\n") do
+    line = line + 1
+    local col = row:match("^%s*[%w_]+%.()" .. name .. "%s*=") or row:match("^%s*()" .. name .. "%s*=")
+    if col then return { file = file, line = line, col = col } end
+  end
+  return { file = file, line = 1, col = 1 }
+end
+
+local function sorted_keys(t)
+  local keys = {}
+  for key in pairs(t) do keys[#keys + 1] = tostring(key) end
+  table.sort(keys)
+  return keys
+end
+
+local function kind_of(value)
+  return math.type(value) == "integer" and "integer" or type(value)
+end
+
+local function number_or_nil(value) return value == nil or type(value) == "number" end
+
+local function is_shape_row(row)
+  return type(row) == "table" and type(row[1]) == "string" and (row[2] == "int" or row[2] == "number")
+    and type(row.min) == "number" and type(row.max) == "number" and number_or_nil(row.default)
+    and type(row.doc) == "string"
+end
+
+local function is_rule(rule, shape)
+  if type(rule) ~= "table" or not rows.find(shape, rule[1]) then return false end
+  if rule.uses ~= nil and type(rule.uses) ~= "table" then return false end
+  for _, use in ipairs(rule.uses or {}) do
+    if not rows.find(shape, use) then return false end
+  end
+  return type(rule[2]) == "function" and type(rule[3]) == "string"
+end
+
+-- The parts by which a spec is read.
+local function check_tables(family, at, diag)
+  local seen = {}
+  for i, row in ipairs(family.shape) do
+    if not is_shape_row(row) then
+      diag:error(at("shape"), 'shape: row %d is not { key, "int" or "number", min =, max =, default =, doc = }', i)
+      return
+    elseif seen[row[1]] then
+      diag:error(at("shape"), "shape: key '%s' is given twice", row[1])
+    end
+    seen[row[1]] = true
+  end
+  for i, rule in ipairs(family.rules) do
+    if not is_rule(rule, family.shape) then
+      diag:error(at("rules"), "rules: rule %d is not { key, test, expectation, uses = { keys } } of keys of shape", i)
+    end
+  end
+  seen = {}
+  for i, wave in ipairs(family.waves) do
+    if type(wave) ~= "table" or type(wave[1]) ~= "string" or type(wave.after) ~= "table" then
+      diag:error(at("waves"), "waves: entry %d is not { name, after = { names } }", i)
+      return
+    end
+    for _, before in ipairs(wave.after) do
+      if not seen[before] then
+        diag:error(at("waves"), "waves: '%s' is after '%s', which does not stand before it", wave[1], tostring(before))
+      end
+    end
+    seen[wave[1]] = true
+  end
+end
+
+--- Loads specs/families/NAME.lua; nil, after a message, where it cannot be used.
+function M.load(path, name, diag)
+  local text, why = host.read(path)
+  if not text then
+    diag:error({ file = name, line = 1, col = 1 }, "cannot be read: %s", why)
+    return nil
+  end
+  local chunk, syntax = load(text, "@" .. name, "t", environment())
+  local ok, family = false, nil
+  if chunk then
+    ok, family = pcall(chunk)
+    syntax = family
+  end
+  if not ok then
+    local pos, message = M.lua_error(name, syntax)
+    diag:error(pos, "%s", message)
+    return nil
+  end
+  local before = diag:count()
+  local places = {}
+  local function at(key)
+    places[key] = places[key] or place_of(text, name, key, family[key])
+    return places[key]
+  end
+  if type(family) ~= "table" then
+    diag:error({ file = name, line = 1, col = 1 }, "a family file returns a table, not %s", article(type(family)))
+    return nil
+  end
+  for _, key in ipairs(sorted_keys(family)) do
+    if not rows.find(FAMILY, key) then
+      diag:error(at(key), "unknown part '%s'%s", key, diags.hint(key, rows.names(FAMILY)))
+    end
+  end
+  for _, part in ipairs(FAMILY) do
+    local value = family[part[1]]
+    if value == nil then
+      diag:error({ file = name, line = 1, col = 1 }, "missing part '%s', %s", part[1], article(part[2]))
+    elseif type(value) ~= part[2] then
+      diag:error(at(part[1]), "part '%s' must be %s, not %s", part[1], article(part[2]), article(kind_of(value)))
+    end
+  end
+  if diag:count() > before then return nil end
+  if family.name ~= name:match("([^/]*)%.lua$") then
+    diag:error(at("name"), "name '%s' differs from the file's name", family.name)
+  end
+  check_tables(family, at, diag)
+  family.at = at
+  return diag:count() == before and family or nil
+end
+
+-- One record that a family's function gave.  True where it can be used.
+local function check_record(what, record, keys, pos, diag)
+  local before = diag:count()
+  if type(record) ~= "table" then
+    diag:error(pos, "%s: expected a table, got %s", what, article(kind_of(record)))
+    return false
+  end
+  for _, key in ipairs(sorted_keys(record)) do
+    if not rows.find(keys, key) then
+      diag:error(pos, "%s: unknown key '%s'%s", what, key, diags.hint(key, rows.names(keys)))
+    end
+  end
+  for _, row in ipairs(keys) do
+    local value = record[row[1]]
+    if value == nil then
+      if not row.optional then diag:error(pos, "%s: missing key '%s'", what, row[1]) end
+    elseif row[2] ~= "any" and kind_of(value) ~= row[2] then
+      diag:error(pos, "%s: %s must be %s, got %s", what, row[1], article(row[2]), article(kind_of(value)))
+    elseif row.choices then
+      local known = false
+      for _, choice in ipairs(row.choices) do known = known or choice == value end
+      if not known then
+        diag:error(pos, "%s: %s '%s' is unknown%s", what, row[1], value, diags.hint(value, row.choices))
+      end
+    end
+  end
+  return diag:count() == before
+end
+
+-- Every element of every array is filled by tensors, each row once.
+local function check_tensors(arrays, tensors, pos, diag)
+  local by_name, array_names, parts = {}, {}, {}
+  for i, array in ipairs(arrays) do
+    by_name[array.name], array_names[i], parts[array] = array, array.name, {}
+  end
+  for _, t in ipairs(tensors) do
+    local a = by_name[t.array]
+    if not a then
+      diag:error(pos, "tensor %s: unknown array '%s'%s", t.name, t.array, diags.hint(t.array, array_names))
+    elseif t.cols ~= a.cols or t.experts ~= a.experts then
+      diag:error(pos, "tensor %s: %d columns and %d experts, but array '%s' has %d and %d", t.name, t.cols, t.experts,
+        a.name, a.cols, a.experts)
+    elseif t.layer0 < a.layer0 or t.layer0 + t.layers > a.layer0 + a.layers or t.row0 < 0
+        or t.row0 + t.rows > a.rows then
+      diag:error(pos, "tensor %s: layers %d to %d, rows %d to %d are not all in array '%s'", t.name, t.layer0,
+        t.layer0 + t.layers - 1, t.row0, t.row0 + t.rows - 1, a.name)
+    else
+      parts[a][#parts[a] + 1] = t
+    end
+  end
+  for _, array in ipairs(arrays) do
+    table.sort(parts[array], function(a, b) return a.row0 < b.row0 end)
+    for layer = array.layer0, array.layer0 + array.layers - 1 do
+      local row, once = 0, true
+      for _, t in ipairs(parts[array]) do
+        if once and layer >= t.layer0 and layer < t.layer0 + t.layers then
+          once = t.row0 == row
+          row = once and row + t.rows or math.min(row, t.row0)
+        end
+      end
+      if not once or row ~= array.rows then
+        diag:error(pos, "array '%s': layer %d has %d rows, and tensors do not fill row %d just once", array.name, layer,
+          array.rows, row)
+        break
+      end
+    end
+  end
+end
+
+-- Every weight field of a node names an element of an array.
+local function check_weights(what, node, arrays, pos, diag)
+  for _, field in ipairs(sorted_keys(node.weights or {})) do
+    local weight = node.weights[field]
+    local array = type(weight) == "table" and rows.find(arrays, weight.array)
+    if type(weight) ~= "table" or type(weight.array) ~= "string" then
+      diag:error(pos, "%s: weights: %s: expected { array = name, layer = }", what, field)
+    elseif not array then
+      diag:error(pos, "%s: weights: %s: unknown array '%s'%s", what, field, weight.array,
+        diags.hint(weight.array, rows.names(arrays)))
+    elseif math.type(weight.layer) ~= "integer" or weight.layer < array[2] or weight.layer >= array[3] then
+      diag:error(pos, "%s: weights: %s: array '%s' has layers %d to %d, not %s", what, field, array[1], array[2],
+        array[3] - 1, tostring(weight.layer))
+    end
+  end
+end
+
+--- What the family makes of this model: every function runs, every record has its form.
+function M.check(m, family, diag)
+  local function call(part, ...)
+    local ok, result = pcall(family[part], ...)
+    if ok and type(result) == "table" then return result end
+    if ok then
+      diag:error(family.at(part), "%s: expected a table, got %s", part, article(kind_of(result)))
+    else
+      local pos, message = M.lua_error(family.at(part).file, result)
+      diag:error(pos, "%s: %s", part, message)
+    end
+  end
+  local function records(part, keys)
+    local list = call(part, m)
+    local ok = list ~= nil
+    for i, record in ipairs(list or {}) do
+      ok = check_record(("%s[%d]"):format(part, i), record, keys, family.at(part), diag) and ok
+    end
+    return ok and list or nil
+  end
+  local before = diag:count()
+  local arrays, tensors = records("arrays", RECORDS.arrays), records("tensors", RECORDS.tensors)
+  if not arrays or not tensors then return end
+  check_tensors(arrays, tensors, family.at("tensors"), diag)
+  local spans = {}
+  for i, a in ipairs(arrays) do spans[i] = { a.name, a.layer0, a.layer0 + a.layers } end
+
+  for i = 0, m.shape.layers - 1 do
+    local block = call("block", i, m)
+    if diag:count() > before then return end
+    for _, wave in ipairs(sorted_keys(block)) do
+      local what = ("block(%d).%s"):format(i, wave)
+      if not rows.find(family.waves, wave) then
+        diag:error(family.at("block"), "%s: unknown wave%s", what, diags.hint(wave, rows.names(family.waves)))
+      end
+      if check_record(what, block[wave], RECORDS.node, family.at("block"), diag) then
+        check_weights(what, block[wave], spans, family.at("block"), diag)
+      end
+    end
+    if diag:count() > before then return end
+  end
+  call("values", m)
+  for _, part in ipairs({ "front", "back" }) do
+    for i, node in ipairs(records(part, RECORDS.node) or {}) do
+      check_weights(("%s[%d]"):format(part, i), node, spans, family.at(part), diag)
+    end
+  end
+  records("buffers", RECORDS.buffers)
+  records("config", RECORDS.config)
+end
+
+return M

@@ -1,0 +1,208 @@
+-- Happens-before: who knows of whose work, for all (SM, role) threads at once.
+--
+-- A thread walks its SM's list, so the number of a task in the list is its time, and a vector clock says for every
+-- thread up to which task its work is known. Two facts keep clocks cheap. Knowledge of other SMs only ever arrives
+-- through a counter that everybody waits for in full, so threads share few distinct vectors: a clock is a shared,
+-- immutable base plus four numbers for the roles of the own SM. And joins of bases are remembered, so that most are a
+-- table lookup.
+--
+-- Knows threads, times, regions and how the roles of a task follow one another; not what is waited for or why.
+local M = {}
+
+M.ROLES = { "load", "compute", "store", "help" }
+M.ROLE = { load = 1, compute = 2, store = 3, help = 4 }
+local ROLES = #M.ROLES
+
+local Clocks = {}
+Clocks.__index = Clocks
+
+--- Threads are numbered sm * 4 + role, role 1 to 4.
+function M.new(sms)
+  local self = setmetatable({ threads = sms * ROLES, bases = 0, base = {}, own = {} }, Clocks)
+  self.zero = self:new_base()
+  for thread = 1, self.threads do
+    self.zero[thread] = 0
+    self.base[thread] = self.zero
+    for role = 1, ROLES do self.own[thread * ROLES + role] = 0 end
+  end
+  return self
+end
+
+function Clocks:new_base()
+  self.bases = self.bases + 1
+  return { joins = {}, id = self.bases }
+end
+
+--- The least base that knows what a knows and what b knows.
+function Clocks:join(a, b)
+  if a == b then return a end
+  local known = a.joins[b]
+  if known then return known end
+  local a_has_more, b_has_more = false, false
+  for thread = 1, self.threads do
+    local x, y = a[thread], b[thread]
+    if x > y then a_has_more = true elseif y > x then b_has_more = true end
+  end
+  local result
+  if not b_has_more then
+    result = a
+  elseif not a_has_more then
+    result = b
+  else
+    result = self:new_base()
+    for thread = 1, self.threads do
+      local x, y = a[thread], b[thread]
+      result[thread] = x > y and x or y
+    end
+  end
+  a.joins[b], b.joins[a] = result, result
+  return result
+end
+
+--- The thread begins task number `time`.
+function Clocks:enter(sm, role, time)
+  self.own[(sm * ROLES + role) * ROLES + role] = time
+end
+
+--- Role `to` learns what role `from` of the same SM knows.
+function Clocks:learn(sm, to, from)
+  local a, b = sm * ROLES + to, sm * ROLES + from
+  local bases, own = self.base, self.own
+  if bases[a] ~= bases[b] then bases[a] = self:join(bases[a], bases[b]) end
+  a, b = a * ROLES, b * ROLES
+  for role = 1, ROLES do
+    local known = own[b + role]
+    if known > 0 and known > own[a + role] then own[a + role] = known end
+  end
+end
+
+--- What a thread knows now, to be learned later by `recall` on the same SM.
+function Clocks:remember(sm, role)
+  local thread = sm * ROLES + role
+  local at = thread * ROLES
+  local own = self.own
+  return { base = self.base[thread], own[at + 1], own[at + 2], own[at + 3], own[at + 4] }
+end
+
+function Clocks:recall(sm, role, memory)
+  local thread = sm * ROLES + role
+  self.base[thread] = self:join(self.base[thread], memory.base)
+  local own, at = self.own, thread * ROLES
+  for r = 1, ROLES do
+    if memory[r] > own[at + r] then own[at + r] = memory[r] end
+  end
+end
+
+--- A role of an SM learns a base, a counter's say.
+function Clocks:learn_base(sm, role, base)
+  local thread = sm * ROLES + role
+  local old = self.base[thread]
+  if old ~= base then self.base[thread] = self:join(old, base) end
+end
+
+--- A counter's knowledge while its arrivals come in.
+function Clocks:new_counter()
+  return { shared = self.zero, arrived = {}, n = 0 }
+end
+
+function Clocks:arrive(counter, sm, role)
+  local thread = sm * ROLES + role
+  local base = self.base[thread]
+  if base ~= counter.shared then counter.shared = self:join(counter.shared, base) end
+  local at, own, list, n = thread * ROLES, self.own, counter.arrived, counter.n
+  for r = 1, ROLES do
+    local known = own[at + r]
+    if known > 0 then
+      n = n + 2
+      list[n - 1], list[n] = sm * ROLES + r, known
+    end
+  end
+  counter.n = n
+end
+
+--- The base that who waits for all arrivals so far learns.
+function Clocks:close(counter)
+  local base = self:new_base()
+  table.move(counter.shared, 1, self.threads, 1, base)
+  local list = counter.arrived
+  for i = 1, counter.n, 2 do
+    local thread, known = list[i], list[i + 1]
+    if known > base[thread] then base[thread] = known end
+  end
+  return base
+end
+
+-- What orders the roles of one task. Where there is always something to hand over, load comes before compute and
+-- compute before store. A task that may find nothing to do hands nothing on, and its storers signal at once:
+--   * an `every` task deals work by what only run time knows (attention: the chunks of live rows). One that claims work
+--     hands an end mark to each storer, one of spread or owner has a tile
+--   * a load that looks at SM-local data may find that nothing is to be streamed; where it claims, it ends with a mark
+-- What such a task does read and write is ordered all the same, because then it had something to hand over: its stores
+-- come after its compute, and its signal, if not its compute role's past, says that its own accesses are over.
+
+-- True where compute of a task of the op always comes after its load.
+local function load_feeds(op)
+  if not op.roles.load or op.tile == "every" and not op.claim then return false end
+  for _, r in ipairs(op.reads) do
+    if r.role == "load" and r.scope and not op.claim then return false end
+  end
+  return true
+end
+
+-- True where the signal of a task of the op always comes after its compute.
+local function store_follows(op)
+  return (op.roles.compute and op.roles.store and (op.tile ~= "every" or op.claim)) and true or false
+end
+
+--- What an op's roles do in a task, as numbers: roles, the list of them; wait, signal; compute, true where it has that
+--- role; load_feeds, store_follows as above; also, a role that tells of its compute's accesses too, or nil.
+function M.roles_of(op)
+  local r = {
+    roles = {}, wait = M.ROLE[op.wait], signal = op.signal and M.ROLE[op.signal], compute = op.roles.compute,
+    load_feeds = load_feeds(op), store_follows = store_follows(op),
+  }
+  -- A store that does not follow compute of every task still follows what compute did.
+  r.also = op.roles.compute and op.signal == "store" and not r.store_follows and M.ROLE.store or nil
+  for role, name in ipairs(M.ROLES) do
+    if op.roles[name] then r.roles[#r.roles + 1] = role end
+  end
+  return r
+end
+
+-- Groups: the accesses of one node to one buffer by one role, one member per task.
+
+--- also: another role whose progress past the task says that the accesses are over, or nil.
+function M.new_group(node, role, writes, also)
+  return {
+    node = node, role = role, writes = writes, also = also, n = 0, sm = {}, time = {}, lo = {}, hi = {}, step = {},
+    unknown = {},               -- [base] = members that the base does not know, once asked for
+  }
+end
+
+--- A member's region is lo, lo + step, ... below hi.
+function M.add(group, sm, time, lo, hi, step)
+  local n = group.n + 1
+  group.n = n
+  group.sm[n], group.time[n], group.lo[n], group.hi[n], group.step[n] = sm, time, lo, hi, step
+end
+
+local NOTHING = {}
+
+--- The members of a group that a base does not know. The group must be complete.
+function M.unknown(group, base)
+  local list = group.unknown[base]
+  if list then return list end
+  local role, also, sms, times = group.role, group.also or group.role, group.sm, group.time
+  for i = 1, group.n do
+    local at, time = sms[i] * ROLES, times[i]
+    if base[at + role] < time and base[at + also] < time then
+      list = list or {}
+      list[#list + 1] = i
+    end
+  end
+  list = list or NOTHING
+  group.unknown[base] = list
+  return list
+end
+
+return M

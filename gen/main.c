@@ -1,0 +1,471 @@
+/* nmkgen: a Lua 5.4 interpreter with the generator's own modules and what Lua lacks.
+ *
+ * Owns: the process (arguments, exit status, locale "C"), module yaml (text -> tree with positions, by libyaml) and
+ * module host (files).  Does not know: what a spec or a stage is; that starts at gen/nmkgen.lua.
+ *
+ * Exit status: 0 done, 1 mistakes in the input, 2 wrong use of the command, 3 a fault of nmkgen itself. */
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE
+#endif
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
+#include <yaml.h>
+
+enum { EXIT_INTERNAL = 3, MAX_DEPTH = 64, MAX_FILE_BYTES = 16 << 20 };
+
+/* ---- files ---- */
+
+/* Pushes the file's bytes; or pushes nothing and returns an errno value.  A folder is an error, not an empty file. */
+static int push_file(lua_State *L, const char *path) {
+    FILE *f = fopen(path, "rb");
+    if (!f) return errno;
+    struct stat st;
+    int rc = fstat(fileno(f), &st) ? errno : S_ISDIR(st.st_mode) ? EISDIR : st.st_size > MAX_FILE_BYTES ? EFBIG : 0;
+    if (!rc) {
+        luaL_Buffer b;
+        luaL_buffinit(L, &b);
+        size_t n, total = 0;
+        do {
+            n = fread(luaL_prepbuffer(&b), 1, LUAL_BUFFERSIZE, f);
+            luaL_addsize(&b, n);
+            total += n;
+        } while (n && total <= MAX_FILE_BYTES);
+        luaL_pushresult(&b);
+        rc = ferror(f) ? EIO : total > MAX_FILE_BYTES ? EFBIG : 0;
+        if (rc) lua_pop(L, 1);
+    }
+    fclose(f);
+    return rc;
+}
+
+/* host.read(path) -> text | nil, reason */
+static int host_read(lua_State *L) {
+    int rc = push_file(L, luaL_checkstring(L, 1));
+    if (!rc) return 1;
+    lua_pushnil(L);
+    lua_pushstring(L, strerror(rc));
+    return 2;
+}
+
+/* Makes every missing folder above `path`, which is changed and restored.  0 or errno. */
+static int make_folders(char *path) {
+    for (char *p = path + 1; *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        int rc = mkdir(path, 0777) && errno != EEXIST ? errno : 0;
+        *p = '/';
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static int fail_path(lua_State *L, const char *path, int rc) {
+    lua_pushnil(L);
+    lua_pushfstring(L, "%s: %s", path, strerror(rc));
+    return 2;
+}
+
+static int write_file(const char *path, const char *text, size_t n) {
+    FILE *f = fopen(path, "wb");
+    if (!f) return errno;
+    int rc = fwrite(text, 1, n, f) == n ? 0 : errno ? errno : EIO;
+    if (fclose(f) && !rc) rc = errno;
+    return rc;
+}
+
+/* host.write({ {path=, text=}, ... }) -> true | nil, reason.  All files are complete under a temporary name before the
+ * first one gets its own, so a full disk or a missing right leaves every old file as it was. */
+static int host_write(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TTABLE);
+    int n = (int)luaL_len(L, 1), rc = 0, i, made = 0;
+    lua_createtable(L, n, 0); /* 2: temporary names */
+    for (i = 1; i <= n && !rc; i++) {
+        lua_geti(L, 1, i);
+        lua_getfield(L, -1, "path");
+        lua_getfield(L, -2, "text");
+        size_t bytes;
+        const char *path = luaL_checkstring(L, -2), *text = luaL_checklstring(L, -1, &bytes);
+        const char *temp = lua_pushfstring(L, "%s.tmp%d", path, (int)getpid());
+        char *own = memcpy(lua_newuserdatauv(L, strlen(temp) + 1, 0), temp, strlen(temp) + 1);
+        rc = make_folders(own);
+        if (!rc) {
+            made = i;
+            rc = write_file(temp, text, bytes);
+        }
+        lua_pushvalue(L, -2);
+        lua_seti(L, 2, i);
+        lua_settop(L, 2);
+    }
+    int failed = rc ? i - 1 : 0;
+    for (i = 1; i <= made; i++) {
+        lua_geti(L, 1, i);
+        lua_getfield(L, -1, "path");
+        lua_geti(L, 2, i);
+        const char *path = lua_tostring(L, -2), *temp = lua_tostring(L, -1);
+        if (rc) {
+            remove(temp);
+        } else if (rename(temp, path)) {
+            rc = errno, failed = i;
+            remove(temp);
+        }
+        lua_settop(L, 2);
+    }
+    if (!rc) {
+        lua_pushboolean(L, 1);
+        return 1;
+    }
+    lua_geti(L, 1, failed);
+    lua_getfield(L, -1, "path");
+    return fail_path(L, lua_tostring(L, -1), rc);
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name); /* not alphasort: that follows the locale */
+}
+
+/* host.list(folder) -> sorted names without those that begin with a dot | nil, reason */
+static int host_list(lua_State *L) {
+    const char *path = luaL_checkstring(L, 1);
+    struct dirent **entries;
+    int n = scandir(path, &entries, NULL, by_name);
+    if (n < 0) return fail_path(L, path, errno);
+    lua_createtable(L, n, 0);
+    for (int i = 0, k = 0; i < n; i++) {
+        if (entries[i]->d_name[0] != '.') {
+            lua_pushstring(L, entries[i]->d_name);
+            lua_seti(L, -2, ++k);
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    return 1;
+}
+
+/* host.realpath(path) -> absolute path | nil, reason */
+static int host_realpath(lua_State *L) {
+    const char *path = luaL_checkstring(L, 1);
+    char *real = realpath(path, NULL);
+    if (!real) return fail_path(L, path, errno);
+    lua_pushstring(L, real);
+    free(real);
+    return 1;
+}
+
+/* ---- yaml ---- */
+
+typedef struct {
+    lua_State *L;
+    yaml_document_t *doc;
+    const char *file;
+    int nodes;  /* stack index: document node id -> converted node, false while it is being converted */
+    int errors; /* stack index: list of mistakes that leave a tree */
+} reader;
+
+/* Appends {file, line, col, message} to the list at `list`; takes the message from the top of the stack. */
+static void add_error(lua_State *L, int list, const char *file, size_t line, size_t col) {
+    lua_createtable(L, 0, 4);
+    lua_insert(L, -2);
+    lua_setfield(L, -2, "message");
+    lua_pushstring(L, file);
+    lua_setfield(L, -2, "file");
+    lua_pushinteger(L, (lua_Integer)line + 1);
+    lua_setfield(L, -2, "line");
+    lua_pushinteger(L, (lua_Integer)col + 1);
+    lua_setfield(L, -2, "col");
+    lua_seti(L, list, luaL_len(L, list) + 1);
+}
+
+static int convert(reader *r, int id, int depth);
+
+/* Reports a key that an earlier pair of the map at the top of the stack has too. */
+static void check_key(reader *r, const yaml_node_t *map, const yaml_node_pair_t *pair) {
+    const yaml_node_t *key = yaml_document_get_node(r->doc, pair->key);
+    if (key->type != YAML_SCALAR_NODE) {
+        lua_pushliteral(r->L, "a key must be a plain word");
+        add_error(r->L, r->errors, r->file, key->start_mark.line, key->start_mark.column);
+        return;
+    }
+    for (const yaml_node_pair_t *p = map->data.mapping.pairs.start; p < pair; p++) {
+        const yaml_node_t *old = yaml_document_get_node(r->doc, p->key);
+        if (old->type != YAML_SCALAR_NODE || old->data.scalar.length != key->data.scalar.length ||
+            memcmp(old->data.scalar.value, key->data.scalar.value, key->data.scalar.length))
+            continue;
+        lua_pushfstring(r->L, "%s: duplicate key, first given in line %I", (const char *)key->data.scalar.value,
+                        (LUAI_UACINT)old->start_mark.line + 1);
+        add_error(r->L, r->errors, r->file, key->start_mark.line, key->start_mark.column);
+        return;
+    }
+}
+
+/* Pushes one node; node ids are shared by aliases, and so are their tables: an alias bomb costs nothing. */
+static int convert(reader *r, int id, int depth) {
+    lua_State *L = r->L;
+    const yaml_node_t *node = yaml_document_get_node(r->doc, id);
+    luaL_checkstack(L, 8, "yaml");
+    if (lua_geti(L, r->nodes, id) == LUA_TTABLE) return 1;
+    int looped = lua_isboolean(L, -1);
+    lua_pop(L, 1);
+    if (looped || depth > MAX_DEPTH) {
+        if (looped)
+            lua_pushliteral(L, "this anchor contains an alias of itself");
+        else
+            lua_pushfstring(L, "nested deeper than %d levels", MAX_DEPTH);
+        add_error(L, r->errors, r->file, node->start_mark.line, node->start_mark.column);
+        return 0;
+    }
+    lua_pushboolean(L, 0);
+    lua_seti(L, r->nodes, id);
+
+    lua_createtable(L, 0, 8);
+    lua_pushstring(L, r->file);
+    lua_setfield(L, -2, "file");
+    lua_pushinteger(L, (lua_Integer)node->start_mark.line + 1);
+    lua_setfield(L, -2, "line");
+    lua_pushinteger(L, (lua_Integer)node->start_mark.column + 1);
+    lua_setfield(L, -2, "col");
+    const char *kind = node->type == YAML_SCALAR_NODE ? "scalar" : node->type == YAML_SEQUENCE_NODE ? "seq" : "map";
+    lua_pushstring(L, kind);
+    lua_setfield(L, -2, "kind");
+    const char *usual = node->type == YAML_SCALAR_NODE     ? YAML_DEFAULT_SCALAR_TAG
+                        : node->type == YAML_SEQUENCE_NODE ? YAML_DEFAULT_SEQUENCE_TAG
+                                                           : YAML_DEFAULT_MAPPING_TAG;
+    if (strcmp((const char *)node->tag, usual)) {
+        lua_pushfstring(L, "tag %s is not understood, write the plain value", (const char *)node->tag);
+        add_error(L, r->errors, r->file, node->start_mark.line, node->start_mark.column);
+    }
+    if (node->type == YAML_SCALAR_NODE) {
+        lua_pushlstring(L, (const char *)node->data.scalar.value, node->data.scalar.length);
+        lua_setfield(L, -2, "value");
+        lua_pushstring(L, node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE ? "plain" : "quoted");
+        lua_setfield(L, -2, "style");
+    } else if (node->type == YAML_SEQUENCE_NODE) {
+        lua_newtable(L);
+        const yaml_node_item_t *top = node->data.sequence.items.top;
+        for (const yaml_node_item_t *item = node->data.sequence.items.start; item < top; item++)
+            if (convert(r, *item, depth + 1)) lua_seti(L, -2, luaL_len(L, -2) + 1);
+        lua_setfield(L, -2, "items");
+    } else {
+        lua_newtable(L);
+        const yaml_node_pair_t *top = node->data.mapping.pairs.top;
+        for (const yaml_node_pair_t *pair = node->data.mapping.pairs.start; pair < top; pair++) {
+            check_key(r, node, pair);
+            lua_createtable(L, 0, 2);
+            if (convert(r, pair->key, depth + 1)) lua_setfield(L, -2, "key");
+            if (convert(r, pair->value, depth + 1)) lua_setfield(L, -2, "value");
+            lua_seti(L, -2, luaL_len(L, -2) + 1);
+        }
+        lua_setfield(L, -2, "items");
+    }
+    lua_pushvalue(L, -1);
+    lua_seti(L, r->nodes, id);
+    return 1;
+}
+
+/* Line and column of a byte; columns count characters as libyaml does. */
+static void locate(const char *text, size_t offset, size_t *line, size_t *col) {
+    *line = *col = 0;
+    for (size_t i = 0; i < offset; i++) {
+        if (text[i] == '\n')
+            *line += 1, *col = 0;
+        else if (((unsigned char)text[i] & 0xc0) != 0x80)
+            *col += 1;
+    }
+}
+
+/* Pushes why the parser stopped and adds it to the errors. */
+static void add_parser_error(reader *r, const yaml_parser_t *parser, const char *text, size_t size) {
+    size_t line = parser->problem_mark.line, col = parser->problem_mark.column;
+    const char *problem = parser->problem ? parser->problem : "out of memory";
+    if (parser->error == YAML_READER_ERROR) {
+        locate(text, parser->problem_offset < size ? parser->problem_offset : size, &line, &col);
+        lua_pushfstring(r->L, "not UTF-8 text: %s", problem);
+    } else if (parser->context) {
+        lua_pushfstring(r->L, "%s, %s in line %I", problem, parser->context,
+                        (LUAI_UACINT)parser->context_mark.line + 1);
+    } else {
+        lua_pushstring(r->L, problem);
+    }
+    add_error(r->L, r->errors, r->file, line, col);
+}
+
+/* Text and the file's name on the stack -> tree or nil, list of mistakes {file, line, col, message} (empty when all is
+ * well). */
+static int parse(lua_State *L) {
+    size_t size;
+    const char *text = luaL_checklstring(L, 1, &size);
+    const char *file = luaL_checkstring(L, 2);
+    lua_settop(L, 2);
+    lua_newtable(L); /* 3 */
+    lua_newtable(L); /* 4 */
+    yaml_parser_t parser;
+    yaml_document_t doc, next;
+    reader r = {.L = L, .doc = &doc, .file = file, .nodes = 4, .errors = 3};
+    if (!yaml_parser_initialize(&parser)) return luaL_error(L, "libyaml: out of memory");
+    yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, size);
+    int made = 0;
+    if (!yaml_parser_load(&parser, &doc)) {
+        add_parser_error(&r, &parser, text, size);
+    } else {
+        if (!yaml_document_get_root_node(&doc)) {
+            lua_pushliteral(L, "the file is empty");
+            add_error(L, 3, file, 0, 0);
+        } else {
+            made = convert(&r, 1, 0);
+        }
+        yaml_document_delete(&doc);
+        if (made) {
+            if (!yaml_parser_load(&parser, &next)) {
+                add_parser_error(&r, &parser, text, size);
+            } else {
+                const yaml_node_t *root = yaml_document_get_root_node(&next);
+                if (root) {
+                    lua_pushliteral(L, "a second document begins here, only one is allowed");
+                    add_error(L, 3, file, root->start_mark.line, root->start_mark.column);
+                }
+                yaml_document_delete(&next);
+            }
+        }
+    }
+    yaml_parser_delete(&parser);
+    if (!made) lua_pushnil(L);
+    lua_pushvalue(L, 3);
+    return 2;
+}
+
+/* yaml.load(path [, file]) -> as parse, messages call it `file`; one that cannot be read is a mistake at 1:1. */
+static int yaml_load(lua_State *L) {
+    const char *path = luaL_checkstring(L, 1);
+    luaL_optstring(L, 2, path);
+    lua_settop(L, 2);
+    if (lua_isnil(L, 2)) {
+        lua_pushvalue(L, 1);
+        lua_replace(L, 2);
+    }
+    int rc = push_file(L, path);
+    if (!rc) {
+        lua_replace(L, 1);
+        return parse(L);
+    }
+    lua_pushnil(L);
+    lua_newtable(L);
+    lua_pushfstring(L, "cannot be read: %s", strerror(rc));
+    add_error(L, 4, lua_tostring(L, 2), 0, 0);
+    return 2;
+}
+
+/* ---- the process ---- */
+
+static const luaL_Reg HOST[] = {
+    {"read", host_read}, {"write", host_write}, {"list", host_list}, {"realpath", host_realpath}, {NULL, NULL},
+};
+
+static const luaL_Reg YAML[] = {{"load", yaml_load}, {NULL, NULL}};
+
+static int open_host(lua_State *L) {
+    luaL_newlib(L, HOST);
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_setfield(L, -2, "root");
+    return 1;
+}
+
+static int open_yaml(lua_State *L) {
+    luaL_newlib(L, YAML);
+    return 1;
+}
+
+/* Pushes the folder that holds gen/, templates/ and specs/: NMK_ROOT, else the parent of the program's own folder. */
+static void push_root(lua_State *L) {
+    const char *root = getenv("NMK_ROOT");
+    if (root && *root) {
+        lua_pushstring(L, root);
+        return;
+    }
+    char path[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    path[n < 0 ? 0 : n] = 0;
+    for (int up = 0; up < 2; up++) {
+        char *slash = strrchr(path, '/');
+        if (slash) *slash = 0;
+    }
+    lua_pushstring(L, *path ? path : ".");
+}
+
+static int traceback(lua_State *L) {
+    const char *text = lua_tostring(L, 1);
+    luaL_traceback(L, L, text ? text : luaL_tolstring(L, 1, NULL), 1);
+    return 1;
+}
+
+/* Runs require("nmkgen").main(arguments) and returns its status. */
+static int run(lua_State *L) {
+    int argc = (int)lua_tointeger(L, 1);
+    char **argv = lua_touserdata(L, 2);
+    luaL_openlibs(L);
+    push_root(L);
+    int root = lua_gettop(L);
+    const char *start = lua_pushfstring(L, "%s/gen/nmkgen.lua", lua_tostring(L, root));
+    if (access(start, R_OK)) {
+        fprintf(stderr, "nmkgen: there is no %s; NMK_ROOT names the folder that holds gen/\n", start);
+        lua_pushinteger(L, EXIT_INTERNAL);
+        return 1;
+    }
+    lua_getglobal(L, "package");
+    lua_pushfstring(L, "%s/gen/?.lua;%s/?.lua", lua_tostring(L, root), lua_tostring(L, root));
+    lua_setfield(L, -2, "path");
+    lua_pushliteral(L, "");
+    lua_setfield(L, -2, "cpath");
+    lua_getfield(L, -1, "preload");
+    lua_pushvalue(L, root);
+    lua_pushcclosure(L, open_host, 1);
+    lua_setfield(L, -2, "host");
+    lua_pushcfunction(L, open_yaml);
+    lua_setfield(L, -2, "yaml");
+
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "nmkgen");
+    lua_call(L, 1, 1);
+    lua_getfield(L, -1, "main");
+    lua_createtable(L, argc, 0);
+    for (int i = 1; i < argc; i++) {
+        lua_pushstring(L, argv[i]);
+        lua_seti(L, -2, i);
+    }
+    lua_call(L, 1, 1);
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    setlocale(LC_ALL, "C");
+    lua_State *L = luaL_newstate();
+    if (!L) {
+        fputs("nmkgen: out of memory\n", stderr);
+        return EXIT_INTERNAL;
+    }
+    lua_pushcfunction(L, traceback);
+    lua_pushcfunction(L, run);
+    lua_pushinteger(L, argc);
+    lua_pushlightuserdata(L, argv);
+    int status = EXIT_INTERNAL;
+    if (lua_pcall(L, 2, 1, 1) != LUA_OK)
+        fprintf(stderr, "nmkgen: internal error: %s\n", lua_tostring(L, -1));
+    else
+        status = (int)lua_tointeger(L, -1);
+    lua_close(L);
+    if (fflush(stdout) || ferror(stdout)) {
+        fprintf(stderr, "nmkgen: cannot write to standard output: %s\n", strerror(errno));
+        if (!status) status = 1;
+    }
+    return status;
+}

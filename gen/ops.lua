@@ -1,0 +1,688 @@
+-- The op registry: reads templates/ops/*.cu, one opcode per file.
+--
+-- An op file is a metadata table, sections of device code by role and a plain C reference. This stage checks every
+-- word of the table and derives what other stages need, so that no other stage reads an op file:
+--
+--   registry.list            ops in opcode order; registry.by_name[name] is the same op
+--   op.opcode                1-based, by name
+--   op.params, op.task       lists of { name =, type = }
+--   op.fields                descriptor fields in word order, { name =, type =, word =, buffer = formal name or nil };
+--                            op.word[name] is the word. Task fields come first, then one word per global buffer
+--   op.reads, op.writes      regions { name =, type =, role =, scope =, launch =, claim =, lo =, hi =, step =,
+--                            eval = { lo, hi, step } }; eval.lo(env) computes the expression
+--   op.roles[role]           true where the role has work; op.supplied[role] the pipeline that does it
+--   op.sections[role]        the device code; op.variants[role][target] is the code that takes its place on one target,
+--                            "" being the section itself
+--   op.eased                 its weights stream with one stage less in flight
+--   op.wait, op.signal       the role that waits; the one that signals, nil where nothing is written that others await
+--   op.arrivals              arrivals at the op's counter per task
+--   op.eval_cost(env)        bytes one task streams
+local diagnostics = require("diag")
+
+local M = {}
+
+M.ROLES = { "load", "compute", "store", "help" }
+M.FIRST_WORD, M.WORDS = 8, 32
+M.HEADER = { "opcode", "layer", "wait_a", "arrivals_a", "wait_b", "arrivals_b", "signal", "local" }
+--- Where a word of the header is in a task's words, as Lua counts.
+M.AT = {}
+for i, name in ipairs(M.HEADER) do M.AT[name] = i end
+
+-- Roles that may write global memory, with their warps: each signals after its last store.
+M.SIGNALS = { store = 2, help = 1 }
+-- What a shared pipeline (templates/prelude.cuh) supplies where the op has no section of its own.
+local PIPELINES = { gemm_x = { load = true, compute = true }, row_tile = {} }
+-- Fields that a way of dealing tiles fills in.
+local TILES = {
+  spread = { "tile", "tiles" },
+  owner = { "tile" },
+  every = {},
+  cyclic = { "first", "step", "end" },
+  columns = { "column" },
+}
+-- Names every expression may use besides params and task fields.
+local AMBIENT = { "sm", "sms", "columns" }
+local WAIT_ORDER = { "compute", "help", "store" }
+
+local TYPES = { i32 = true, f32 = true }
+local DATA_TYPES = { bf16 = true, f32 = true, i32 = true }
+
+-- The string keys of a table, sorted.
+local function keys_of(set)
+  local names = {}
+  for name in pairs(set) do
+    if type(name) == "string" then
+      names[#names + 1] = name
+    end
+  end
+  table.sort(names)
+  return names
+end
+
+local function set_of(list)
+  local set = {}
+  for _, name in ipairs(list) do
+    set[name] = true
+  end
+  return set
+end
+
+-- What Lua would take for more than whole numbers and their operators: other signs (a single / among them), a comment,
+-- 1e3 and 0x10, a call; and nothing at all.
+local NO_EXPRESSION = { "[^%w_%s%+%-%*%%%(%)]", "%-%-", "%f[%w_]%d+[%a_]", "[%w_)]%s*%(", "^%s*$" }
+
+--- Compiles an integer expression. Returns a function of a table of names, and the list of names used; or nil, why.
+-- Field names such as `end` are words of Lua, so every name becomes an index.
+function M.compile(expression)
+  for _, refused in ipairs(NO_EXPRESSION) do
+    if expression:gsub("//", "*"):find(refused) then
+      return nil, "only names, whole numbers, + - * // % and parentheses are allowed"
+    end
+  end
+  local names, seen = {}, {}
+  local body = expression:gsub("[%w_]+", function(word)
+    if word:find("^%d") then
+      return word
+    end
+    if not seen[word] then
+      seen[word] = true
+      names[#names + 1] = word
+    end
+    return ("e[%q]"):format(word)
+  end)
+  local chunk, why = load("local e = ... return " .. body, "=expression", "t", {})
+  if not chunk then
+    return nil, (why:gsub("^expression:%d+: ", ""))
+  end
+  return chunk, names
+end
+
+-- One op file while it is read: knows its text, so that a message can name the line of a word.
+local File = {}
+File.__index = File
+
+function File:line_of(offset)
+  local _, newlines = self.text:sub(1, offset - 1):gsub("\n", "")
+  local start = self.text:sub(1, offset - 1):match(".*\n()") or 1
+  return newlines + 1, offset - start + 1
+end
+
+--- Offset of the first of the patterns that is found from the part being read onwards, inside the table.
+function File:find(...)
+  local from, to = self.part or self.table_from or 1, self.table_to or #self.text
+  for _, pattern in ipairs({ ... }) do
+    local found = self.text:match(pattern, from)
+    if found and found <= to then
+      return found
+    end
+  end
+  return from
+end
+
+local function literally(word)
+  return (word:gsub("%W", "%%%0"))
+end
+
+function File:position(offset)
+  local line, col = self:line_of(offset)
+  return { file = self.name, line = line, col = col }
+end
+
+--- Where `word` stands as a key.
+function File:key(word)
+  return self:position(self:find("%f[%w_]()" .. literally(word) .. "%s*="))
+end
+
+--- Where `word` stands as a string or in one.
+function File:at(word)
+  local plain = literally(word)
+  return self:position(self:find('"()' .. plain .. '"', "()" .. plain))
+end
+
+--- From here on words are looked for from the key `word` on; nil: in the whole table.
+function File:enter(word)
+  self.part = nil
+  if word then
+    self.part = self:find("%f[%w_]()" .. literally(word) .. "%s*=")
+  end
+end
+
+--- where: a position, a string in the table, or nil for the part being read.
+function File:error(where, ...)
+  local pos = where
+  if type(where) ~= "table" then
+    pos = where and self:at(where) or self:position(self.part or self.table_from or 1)
+  end
+  self.diag:error(pos, ...)
+end
+
+local function value_kind(value)
+  return math.type(value) or type(value)
+end
+
+--- Checks a named table's keys and their types. `schema[key] = kind`, `required` a list of keys. Takes out values of a
+--- wrong type.
+function File:check_keys(what, value, schema, required)
+  local known, keys, present = keys_of(schema), {}, {}
+  for key in pairs(value) do
+    keys[#keys + 1] = key
+  end
+  table.sort(keys, function(a, b)
+    return tostring(a) < tostring(b)
+  end)
+  for _, key in ipairs(keys) do
+    local kind = schema[key]
+    present[key] = true
+    if not kind and type(key) == "string" then
+      self:error(self:key(key), "%s: unknown key '%s'%s", what, key, diagnostics.hint(key, known))
+      present[diagnostics.nearest(key, known) or ""] = true
+    elseif not kind then
+      self:error(nil, "%s: unexpected entry %s", what, tostring(value[key]))
+    elseif type(value[key]) ~= kind then
+      self:error(type(key) == "string" and self:key(key) or nil, "%s: '%s' must be a %s, not %s", what, key, kind,
+        value_kind(value[key]))
+      value[key] = nil
+    end
+  end
+  for _, key in ipairs(required) do
+    if not present[key] then
+      self:error(nil, "%s: '%s' is missing", what, key)
+    end
+  end
+end
+
+local function is_name(name)
+  return type(name) == "string" and name:find("^[%l][%l%d_]*$") ~= nil
+end
+
+--- A list of { "name", "type" }. `taken` holds names in use, with who uses them.
+function File:read_fields(what, list, taken)
+  local fields = {}
+  self:enter(what)
+  for i, entry in ipairs(list or {}) do
+    if type(entry) ~= "table" or not is_name(entry[1]) then
+      self:error(nil, "%s entry %d: expected { \"name\", \"type\" } with a lower-case name", what, i)
+    else
+      local name, kind = entry[1], entry[2]
+      if not TYPES[kind] then
+        self:error(name, "%s '%s': type %s is not one of %s", what, name, tostring(kind),
+          table.concat(keys_of(TYPES), ", "))
+      end
+      if entry[3] ~= nil then
+        self:error(name, "%s '%s': expected { \"name\", \"type\" }", what, name)
+      end
+      if taken[name] then
+        self:error(name, "%s '%s': the name is already used by %s", what, name, taken[name])
+      else
+        taken[name] = what
+        fields[#fields + 1] = { name = name, type = kind }
+      end
+    end
+  end
+  self:enter()
+  return fields
+end
+
+function File:read_expression(what, expression, known)
+  local fn, names = M.compile(expression)
+  if not fn then
+    self:error(expression, "%s: \"%s\": %s", what, expression, names)
+    return nil
+  end
+  local known_set = set_of(known)
+  for _, name in ipairs(names) do
+    if not known_set[name] then
+      self:error(expression, "%s: \"%s\": unknown name '%s'%s", what, expression, name, diagnostics.hint(name, known))
+      fn = nil
+    end
+  end
+  return fn
+end
+
+local REGION = {
+  [1] = "string", [2] = "string", role = "string", scope = "string", launch = "string", claim = "boolean",
+  lo = "string", hi = "string", step = "string",
+}
+
+function File:read_region(what, entry, known, op)
+  if type(entry) ~= "table" or not is_name(entry[1]) then
+    self:error(what, "%s: expected { \"buffer\", \"type\", role = ... }", what)
+    return nil
+  end
+  self.part = self:find('()"' .. literally(entry[1]) .. '"')
+  local region = { name = entry[1], type = entry[2], eval = {}, pos = self:position(self.part + 1) }
+  what = ("%s '%s'"):format(what, region.name)
+  local reads = what:find("^reads") ~= nil
+  local in_step = not entry.scope and not entry.launch
+  self:check_keys(what, entry, REGION, in_step and not entry.claim and { "role", "lo", "hi" } or { "role" })
+  for _, key in ipairs({ "role", "scope", "launch", "claim", "lo", "hi", "step" }) do
+    region[key] = entry[key]
+  end
+  local function one_of(key, choices)
+    if region[key] ~= nil and not set_of(choices)[region[key]] then
+      self:error(region[key], "%s: %s '%s' is not one of %s", what, key, region[key], table.concat(choices, ", "))
+      region[key] = nil
+    end
+  end
+  one_of("role", M.ROLES)
+  one_of("scope", { "sm" })
+  one_of("launch", reads and { "older" } or { "later" })
+  if region.type and not DATA_TYPES[region.type] then
+    self:error(region.type, "%s: type '%s' is not one of %s", what, region.type,
+      table.concat(keys_of(DATA_TYPES), ", "))
+  end
+  if region.role and not op.roles[region.role] then
+    self:error(region.pos, "%s: the op has no role '%s'", what, region.role)
+  end
+  region.global = in_step
+  if region.global then
+    if not region.type then
+      self:error(region.pos, "%s: a buffer in global memory needs a type", what)
+    end
+    if region.claim and reads then
+      self:error(region.pos, "%s: only what is written can be claimed", what)
+    elseif region.claim then
+      if not op.claim then
+        self:error(region.pos, "%s: claimed, but the op has no claim = \"queue\"", what)
+      end
+    end
+    if reads and region.role == "load" then
+      self:error(region.pos, "%s: bulk copies may read only data older than the launch", what)
+    end
+    if not reads and region.role and not M.SIGNALS[region.role] then
+      self:error(region.pos, "%s: only %s may write global memory", what, table.concat(keys_of(M.SIGNALS), " or "))
+    end
+  end
+  for _, key in ipairs({ "lo", "hi", "step" }) do
+    if region[key] then
+      region.eval[key] = self:read_expression(("%s %s"):format(what, key), region[key], known)
+    end
+  end
+  region.eval.step = region.eval.step or function()
+    return 1
+  end
+  return region
+end
+
+--- The regions of `reads` or `writes`.
+function File:read_regions(way, list, known, op)
+  self:enter(way)
+  local regions = {}
+  for _, entry in ipairs(list or {}) do
+    regions[#regions + 1] = self:read_region(way, entry, known, op)
+    self.part = self.part and self.part + 1
+  end
+  self:enter()
+  return regions
+end
+
+--- Splits what follows the table into sections.
+function File:read_sections(from)
+  local device, reference = {}, nil
+  local current
+  local line = self:line_of(from)
+  for text in (self.text:sub(from) .. "\n"):gmatch("(.-)\n") do
+    local pos = { file = self.name, line = line, col = 1 }
+    local mark = text:match("^//@(.*)$")
+    if mark then
+      local words = {}
+      for word in mark:gmatch("%S+") do
+        words[#words + 1] = word
+      end
+      current = { line = line + 1, lines = {} }
+      if words[1] == "reference" and #words == 1 then
+        if reference then
+          self:error(pos, "a second //@reference")
+        end
+        reference = current
+      elseif words[1] == "device" and #words >= 2 and #words <= 3 then
+        local role, variant = words[2], words[3] or ""
+        if not set_of(M.ROLES)[role] then
+          self:error(pos, "//@device: unknown role '%s'%s", role, diagnostics.hint(role, M.ROLES))
+        else
+          device[role] = device[role] or {}
+          if device[role][variant] then
+            self:error(pos, "a second //@device %s", table.concat(words, " ", 2))
+          else
+            device[role][variant] = current
+          end
+        end
+      else
+        self:error(pos, "unknown section '//@%s'; expected //@device ROLE or //@reference", mark)
+      end
+    elseif current then
+      current.lines[#current.lines + 1] = text
+    elseif text:find("%S") then
+      self:error(pos, "text before the first section")
+    end
+    line = line + 1
+  end
+  local function finish(section)
+    while #section.lines > 0 and not section.lines[#section.lines]:find("%S") do
+      section.lines[#section.lines] = nil
+    end
+    section.text = #section.lines > 0 and table.concat(section.lines, "\n") .. "\n" or ""
+    section.lines = nil
+  end
+  for _, role in ipairs(M.ROLES) do
+    for _, variant in ipairs(keys_of(device[role] or {})) do
+      finish(device[role][variant])
+    end
+  end
+  if reference then
+    finish(reference)
+  end
+  return device, reference
+end
+
+local OP = {
+  name = "string", summary = "string", pipeline = "string", claim = "string", eased = "boolean", params = "table",
+  task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
+}
+local OP_REQUIRED = { "name", "summary", "tile", "cost" }
+
+--- The table's text compiled in an empty environment; newlines in front keep the file's own line numbers.
+function File:read_table()
+  local open_from, open_to = self.text:find("/*@op", 1, true)
+  if not open_from then
+    self:error({ file = self.name, line = 1, col = 1 }, "no /*@op ... @*/ table")
+    return nil
+  end
+  local close_from, close_to = self.text:find("@*/", open_to, true)
+  if not close_from then
+    self:error({ file = self.name, line = self:line_of(open_from), col = 1 }, "the /*@op table is not closed by @*/")
+    return nil
+  end
+  self.table_from, self.table_to = open_to + 1, close_from - 1
+  local first = self:line_of(open_to)
+  local source = ("\n"):rep(first - 1) .. "return {" .. self.text:sub(open_to + 1, close_from - 1) .. "\n}"
+  local chunk, why = load(source, "@" .. self.name, "t", {})
+  local ok, value
+  if chunk then
+    ok, value = pcall(chunk)
+    why = value
+  end
+  if not ok then
+    local line, message = tostring(why):match(":(%d+): (.*)$")
+    self:error({ file = self.name, line = tonumber(line) or first, col = 1 }, "%s", message or tostring(why))
+    return nil
+  end
+  return value, close_to + 1
+end
+
+function File:check_tile(op, taken)
+  local needs = TILES[op.tile]
+  if not needs then
+    self:error(self:key("tile"), "tile '%s' is not one of %s", op.tile, table.concat(keys_of(TILES), ", "))
+    return
+  end
+  for _, name in ipairs(needs) do
+    if taken[name] ~= "task" then
+      self:error(self:key("tile"), "tile = \"%s\" needs the task field '%s'", op.tile, name)
+    end
+  end
+end
+
+--- Roles: the sections present and those that the pipeline supplies. An empty section leaves the work to the pipeline.
+function File:derive_roles(op, device)
+  local supplies = op.pipeline and PIPELINES[op.pipeline] or {}
+  op.roles, op.supplied, op.sections, op.variants = {}, {}, {}, device
+  for _, role in ipairs(M.ROLES) do
+    local variants = device[role]
+    local section = variants and variants[""]
+    if variants and not section then
+      self:error(nil, "//@device %s has variants but no section without one", role)
+    end
+    if section and section.text ~= "" then
+      op.sections[role] = section
+    elseif supplies[role] then
+      op.supplied[role] = op.pipeline
+    elseif section then
+      self:error({ file = self.name, line = section.line - 1, col = 1 }, "//@device %s is empty", role)
+    end
+    if variants or supplies[role] then
+      op.roles[role] = true
+    end
+  end
+end
+
+function File:derive_fields(op, taken)
+  op.fields, op.word, op.buffers = {}, {}, {}
+  local function add(name, kind, buffer)
+    local word = M.FIRST_WORD + #op.fields
+    op.fields[#op.fields + 1] = { name = name, type = kind, word = word, buffer = buffer }
+    op.word[name] = word
+  end
+  for _, field in ipairs(op.task) do
+    add(field.name, field.type)
+  end
+  for _, regions in ipairs({ op.reads, op.writes }) do
+    for _, region in ipairs(regions) do
+      local name = region.name
+      if region.global and taken[name] and taken[name] ~= "buffer" then
+        self:error(region.pos, "buffer '%s': the name is already used by %s", name, taken[name])
+      elseif region.global and not taken[name] then
+        taken[name] = "buffer"
+        add(name, "i32", name)
+        op.buffers[#op.buffers + 1] = name
+      end
+    end
+  end
+  local room = M.WORDS - M.FIRST_WORD
+  if #op.fields > room then
+    self:error(self:key("task"), "%d descriptor fields (task fields and buffers), but there is room for %d", #op.fields,
+      room)
+  end
+end
+
+function File:derive_sync(op)
+  for _, region in ipairs(op.writes) do
+    if region.global and M.SIGNALS[region.role] then
+      if op.signal and op.signal ~= region.role then
+        self:error(region.pos, "writes '%s': by role %s, but another buffer is written by %s; one role must write all",
+          region.name, region.role, op.signal)
+      end
+      op.signal = op.signal or region.role
+    end
+  end
+  op.arrivals = op.signal and M.SIGNALS[op.signal]
+  if op.wait and not (set_of(WAIT_ORDER)[op.wait] and op.roles[op.wait]) then
+    self:error(self:key("wait"), "wait = \"%s\": expected one of the op's roles among %s", op.wait,
+      table.concat(WAIT_ORDER, ", "))
+  end
+  for _, role in ipairs(WAIT_ORDER) do
+    if not op.wait and op.roles[role] then
+      op.wait = role
+    end
+  end
+  if not op.wait then
+    self:error(nil, "the op has none of the roles %s", table.concat(WAIT_ORDER, ", "))
+  end
+end
+
+--- Reads one op file. Returns the op, or nil where the table could not be read; mistakes go to diag.
+function File:read()
+  local raw, rest = self:read_table()
+  if not raw then
+    return nil
+  end
+  self:check_keys("op", raw, OP, OP_REQUIRED)
+  local stem = self.name:match("([^/]*)%.cu$")
+  if raw.name and raw.name ~= stem then
+    self:error(self:key("name"), "name '%s' differs from the file's name", raw.name)
+  end
+  local op = {
+    name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
+    eased = raw.eased or false, tile = raw.tile or "", wait = raw.wait, reads = {}, writes = {},
+  }
+  if op.pipeline and not PIPELINES[op.pipeline] then
+    self:error(self:key("pipeline"), "unknown pipeline '%s'%s", op.pipeline,
+      diagnostics.hint(op.pipeline, keys_of(PIPELINES)))
+  end
+  if op.claim and op.claim ~= "queue" then
+    self:error(self:key("claim"), "claim '%s': only \"queue\" is known", op.claim)
+  end
+  local taken = {}
+  for _, name in ipairs(AMBIENT) do
+    taken[name] = "nmkgen"
+  end
+  op.params = self:read_fields("params", raw.params, taken)
+  op.task = self:read_fields("task", raw.task, taken)
+  local device, reference = self:read_sections(rest)
+  self:derive_roles(op, device)
+  op.reference = reference
+  if not reference then
+    self:error(nil, "no //@reference section")
+  elseif reference.text == "" then
+    self:error({ file = self.name, line = reference.line - 1, col = 1 }, "//@reference is empty")
+  end
+  local known = {}
+  for _, field in ipairs(op.params) do
+    known[#known + 1] = field.type == "i32" and field.name or nil
+  end
+  for _, field in ipairs(op.task) do
+    known[#known + 1] = field.name
+  end
+  table.move(AMBIENT, 1, #AMBIENT, #known + 1, known)
+  for _, way in ipairs({ "reads", "writes" }) do
+    op[way] = self:read_regions(way, raw[way], known, op)
+  end
+  if raw.tile then
+    self:check_tile(op, taken)
+  end
+  op.cost = raw.cost or "0"
+  op.eval_cost = self:read_expression("cost", op.cost, known)
+  self:derive_fields(op, taken)
+  self:derive_sync(op)
+  return op
+end
+
+--- Reads one op file given as text; `name` is how messages call it.
+function M.parse(name, text, diag)
+  local file = setmetatable({ name = name, text = text, diag = diag }, File)
+  return file:read()
+end
+
+-- How nmkgen reads files; where a test runs this stage alone, how plain Lua does.
+local function file_access()
+  local ok, host = pcall(require, "host")
+  if ok then
+    return host
+  end
+  return {
+    list = function(folder)
+      local names = {}
+      for name in io.popen(("ls '%s'"):format(folder)):lines() do
+        names[#names + 1] = name
+      end
+      return names
+    end,
+    read = function(path)
+      local file, why = io.open(path, "rb")
+      return file and file:read("a"), why
+    end,
+  }
+end
+
+--- The SM-local buffers that several roles use: { [name] = true }. They are in shared memory, have two copies and an
+--- instance number in the descriptor; the others are registers of one role.
+function M.shared_buffers(registry)
+  local role_of, shared = {}, {}
+  for _, op in ipairs(registry.list) do
+    for _, way in ipairs({ op.reads, op.writes }) do
+      for _, r in ipairs(way) do
+        if r.scope == "sm" then
+          if role_of[r.name] and role_of[r.name] ~= r.role then shared[r.name] = true end
+          role_of[r.name] = role_of[r.name] or r.role
+        end
+      end
+    end
+  end
+  return shared
+end
+
+--- Requires: nothing. Leaves: the registry of all op files below root; mistakes in diag.
+function M.load(root, diag)
+  local files = file_access()
+  local registry = { list = {}, by_name = {} }
+  local names = {}
+  for _, file in ipairs(assert(files.list(root .. "/templates/ops"))) do
+    names[#names + 1] = file:match("^(.*)%.cu$")
+  end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local shown = ("templates/ops/%s.cu"):format(name)
+    local text, why = files.read(root .. "/" .. shown)
+    local op
+    if text then
+      op = M.parse(shown, text, diag)
+    else
+      diag:error({ file = shown, line = 1, col = 1 }, "cannot read it: %s", why)
+    end
+    if op then
+      registry.list[#registry.list + 1] = op
+      op.opcode = #registry.list
+      registry.by_name[op.name] = op
+    end
+  end
+  return registry
+end
+
+local function region_text(region)
+  local where
+  if region.scope then
+    where = "sm"
+  elseif region.launch then
+    where = region.launch .. " launch"
+  elseif region.claim then
+    where = "claimed"
+  else
+    where = ("%s .. %s"):format(region.lo, region.hi) .. (region.step and " step " .. region.step or "")
+  end
+  return ("%s[%s] by %s"):format(region.name, where, region.role)
+end
+
+--- The text of `nmkgen ops`.
+function M.table(registry)
+  local out = {}
+  local function line(format, ...)
+    out[#out + 1] = format:format(...)
+  end
+  for i, op in ipairs(registry.list) do
+    if i > 1 then
+      line("")
+    end
+    line("%d %s: %s", op.opcode, op.name, op.summary)
+    local fields, params, roles = {}, {}, {}
+    for _, field in ipairs(op.fields) do
+      fields[#fields + 1] = ("%d %s"):format(field.word, field.name)
+    end
+    for _, param in ipairs(op.params) do
+      params[#params + 1] = param.name
+    end
+    for _, role in ipairs(M.ROLES) do
+      if op.roles[role] then
+        roles[#roles + 1] = role .. (op.supplied[role] and " (" .. op.supplied[role] .. ")" or "")
+      end
+    end
+    line("  tiles    %s", op.tile)
+    line("  fields   %s", table.concat(fields, ", "))
+    if #params > 0 then
+      line("  params   %s", table.concat(params, ", "))
+    end
+    line("  roles    %s", table.concat(roles, ", "))
+    line("  waits    in %s", op.wait)
+    if op.signal then
+      line("  signals  from %s, %d per task", op.signal, op.arrivals)
+    end
+    for _, region in ipairs(op.reads) do
+      line("  reads    %s", region_text(region))
+    end
+    for _, region in ipairs(op.writes) do
+      line("  writes   %s", region_text(region))
+    end
+  end
+  return table.concat(out, "\n") .. "\n"
+end
+
+return M

@@ -1,0 +1,245 @@
+-- The model spec: specs/MODEL.yaml, its target and its family, checked and turned into plain values.
+--
+-- Owns: which keys there are, their types, ranges and defaults, and what must hold between them.  Every key is a row of
+-- a table below (rows.lua tells of rows); the keys of `shape:` are rows of the family's own table.
+local diags = require("diag")
+local families = require("family")
+local host = require("host")
+local rows = require("rows")
+
+local M = {}
+
+-- ---------------------------------------------------------------- what may be written
+
+local SPLIT = {
+  { "chunks_min", "int", min = 1, max = 32, default = 16, doc = "chunks of a long row up to which chunks stay short" },
+  { "chunks_max", "int", min = 1, max = 32, default = 32, doc = "most chunks of one row" },
+  { "pages_per_chunk", "int", min = 1, max = 1024, default = 4, doc = "pages of a chunk while there are few" },
+  { "pages_per_long_chunk", "int", min = 1, max = 1024, default = 8, doc = "pages of a chunk beyond chunks_min" },
+}
+
+local SCHEDULE = {
+  { "columns", "int", min = 1, max = 8, default = 8,
+    doc = "most rows that a step decodes, or positions of a prompt that it takes" },
+  { "ring_stages", "int", min = 4, max = 12, default = 12, doc = "depth of the weight ring, 16 KiB a stage" },
+  { "in_flight", "ints", min = 1, max = 12, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
+    doc = "most stages in flight for 1 .. 8 live columns" },
+  { "order", "order", doc = "waves of a layer, as they are dealt" },
+  { "split", "map", keys = SPLIT, default = {}, doc = "how attention cuts a row's pages into chunks" },
+  { "reuse_buffers", "bool", default = true, doc = "layers share activation buffers; false keeps all" },
+}
+
+local SPEC = {
+  { "model", "word", doc = "name of the model and of its build folder" },
+  { "family", "word", doc = "a file of specs/families" },
+  { "target", "word", doc = "a file of specs/targets" },
+  { "shape", "shape", doc = "sizes of the model" },
+  { "schedule", "map", keys = SCHEDULE, default = {}, doc = "how a step is laid out" },
+}
+
+local TARGET = {
+  { "name", "word", doc = "name of the target, as the file's" },
+  { "arch", "word", doc = "architecture to compile for" },
+  { "sms", "int", min = 1, max = 512, doc = "streaming multiprocessors: blocks of the kernel" },
+  { "smem_bytes_per_block", "int", min = 65536, max = 1048576, doc = "dynamic shared memory that one block may have" },
+  { "regs", "int", min = 65536, max = 1048576, doc = "32-bit registers of an SM" },
+  { "read_bytes_per_s", "number", min = 1e11, max = 1e14, doc = "rate at which device memory can be read" },
+}
+
+-- What the templates ask of a model, for every family that has the key: { key, test, expectation, uses = keys whose
+-- values the message adds }.  A test may meet missing values and then fails; such a rule is skipped.
+local LIMITS = {
+  { "shape.head_dim", function(m) return m.shape.head_dim == 128 end, "128, for which pages and tiles are laid out" },
+  { "shape.heads", function(m) return m.shape.heads == 8 * m.shape.kv_heads end,
+    "8 * kv_heads: the query heads of a kv head are the 8 columns of a tile", uses = { "shape.kv_heads" } },
+  { "shape.hidden", function(m) return m.shape.hidden % 256 == 0 end, "a multiple of 256: 8 warps share each row" },
+  { "shape.hidden", function(m) return m.shape.hidden // 16 <= m.target.sms end,
+    "at most 16 * sms: every SM owns one tile of 16 rows", uses = { "target.sms" } },
+  { "shape.vocab", function(m) return m.shape.vocab % 16 == 0 end, "a multiple of 16, the rows of a tile" },
+  { "shape.vocab", function(m) return m.shape.vocab // 16 >= m.target.sms end,
+    "at least 16 * sms: every SM offers a token", uses = { "target.sms" } },
+  { "shape.experts", function(m) return m.shape.experts % 16 == 0 end, "a multiple of 16, the rows of a router tile" },
+  { "shape.experts", function(m) return m.shape.experts <= 128 end, "at most 128: top-k takes 4 experts a lane" },
+  { "shape.experts_per_token", function(m) return m.shape.experts_per_token <= 8 end,
+    "at most 8: a step has at most 64 active experts" },
+  { "shape.expert_ff", function(m) return m.shape.expert_ff % 32 == 0 end, "a multiple of 32: h is read in 32s" },
+  { "shape.dense_ff", function(m) return m.shape.dense_ff % 32 == 0 end, "a multiple of 32: h is read in 32s" },
+  { "schedule.in_flight", function(m)
+      for _, n in ipairs(m.schedule.in_flight) do
+        if n > m.schedule.ring_stages then return false end
+      end
+      return true
+    end, "at most ring_stages", uses = { "schedule.ring_stages" } },
+  { "schedule.split.chunks_max", function(m) return m.schedule.split.chunks_min <= m.schedule.split.chunks_max end,
+    "at least chunks_min", uses = { "schedule.split.chunks_min" } },
+  { "schedule.split.pages_per_long_chunk",
+    function(m) return m.schedule.split.pages_per_chunk <= m.schedule.split.pages_per_long_chunk end,
+    "at least pages_per_chunk", uses = { "schedule.split.pages_per_chunk" } },
+}
+
+-- ---------------------------------------------------------------- rules between keys
+
+local function lookup(m, path)
+  local value = m
+  for key in path:gmatch("[^.]+") do
+    value = type(value) == "table" and value[key] or nil
+    if value == nil then return nil end
+  end
+  return value
+end
+
+-- A rule is skipped where a value that it needs is missing or was wrong; that has its own message.  Returns why the
+-- test could not run, nil where it could.
+local function check_rule(m, reader, path, test, expectation, uses)
+  local value, with = lookup(m, path), {}
+  if value == nil then return end
+  for i, use in ipairs(uses or {}) do
+    local other = lookup(m, use)
+    if other == nil then return end
+    with[i] = ("%s is %s"):format(use, rows.text(other))
+  end
+  local ok, result = pcall(test)
+  if not ok then return result end
+  if result then return end
+  reader:error(reader.pos[path], path, "must be %s; it is %s%s", expectation, rows.text(value),
+    #with > 0 and ", where " .. table.concat(with, ", ") or "")
+end
+
+-- complete: there are no holes, so a test that cannot run is a mistake of the family.
+local function check_rules(m, reader, family, complete, diag)
+  for _, rule in ipairs(LIMITS) do
+    check_rule(m, reader, rule[1], function() return rule[2](m) end, rule[3], rule.uses)
+  end
+  for _, rule in ipairs(family.rules) do
+    local uses = {}
+    for i, use in ipairs(rule.uses or {}) do uses[i] = "shape." .. use end
+    local why = check_rule(m, reader, "shape." .. rule[1], function() return rule[2](m.shape) end, rule[3], uses)
+    if why and complete then
+      local pos, message = families.lua_error(family.at("rules").file, why)
+      diag:error(pos, "rules: %s: %s", rule[1], message)
+    end
+  end
+end
+
+-- ---------------------------------------------------------------- the model
+
+-- Names in a folder of specs/, sorted.
+local function names_in(root, folder, suffix)
+  local names = {}
+  for _, file in ipairs(host.list(root .. "/specs/" .. folder) or {}) do
+    if file:sub(-#suffix) == suffix then names[#names + 1] = file:sub(1, -#suffix - 1) end
+  end
+  return names
+end
+
+-- A file of specs/FOLDER by its name: its path, and what messages and emitted files call it wherever nmkgen runs.  nil,
+-- after a message, where there is none.
+local function shipped(root, folder, suffix, name, pos, what, diag)
+  local names = names_in(root, folder, suffix)
+  for _, known in ipairs(names) do
+    if known == name then
+      local called = ("specs/%s/%s%s"):format(folder, name, suffix)
+      return root .. "/" .. called, called
+    end
+  end
+  diag:error(pos, "%s '%s'%s", what, name, diags.hint(name, names))
+end
+
+local function load_target(path, called, name, diag)
+  local reader = rows.reader(diag)
+  local tree = rows.load(path, called, diag)
+  local target = tree and reader:map(tree, "", TARGET)
+  if target and target.name and target.name ~= name then
+    reader:error(reader.pos.name, "name", "'%s' differs from the file's name", target.name)
+  end
+  return target
+end
+
+-- The spec's own name for emitted files: from the root where it lies below, else without its folder.
+local function source_name(root, path)
+  local real, base = host.realpath(path), host.realpath(root)
+  if real and base and real:sub(1, #base + 1) == base .. "/" then return real:sub(#base + 2) end
+  return path:match("[^/]*$")
+end
+
+local function with_shape(family)
+  local list = {}
+  for i, row in ipairs(SPEC) do
+    list[i] = row[2] == "shape" and { row[1], "shape", keys = family and family.shape, doc = row.doc } or row
+  end
+  return list
+end
+
+--- Reads the spec at `path`.  opts.root: where specs/ is (default: nmkgen's); opts.target: in place of the spec's.
+--- Requires: nothing.  Leaves: the model { name, family, target, shape, schedule, family_module, source, sources };
+--- mistakes in diag, and then the model is nil or has holes.
+function M.load(path, diag, opts)
+  opts = opts or {}
+  local root = opts.root or host.root
+  local tree = rows.load(path, path, diag)
+  if not tree then return nil end
+  local reader = rows.reader(diag)
+  local sources = { source_name(root, path) }
+
+  -- The family first: it says what `shape:` and `order:` may hold.
+  local family
+  local family_name, family_node = rows.peek(tree, "family")
+  if family_name then
+    local file, called = shipped(root, "families", ".lua", family_name, family_node, "family: unknown family", diag)
+    family = file and families.load(file, called, diag)
+    sources[#sources + 1] = called
+  end
+  reader.waves = family and family.waves
+  local spec = reader:map(tree, "", with_shape(family))
+  if not spec then return nil end
+
+  local target
+  local target_name = opts.target or spec.target
+  if target_name then
+    local pos, what = reader.pos.target, "target: unknown target"
+    if opts.target then pos, what = nil, "--target: unknown target" end
+    local file, called = shipped(root, "targets", ".yaml", target_name, pos, what, diag)
+    target = file and load_target(file, called, target_name, diag)
+    sources[#sources + 1] = called
+  end
+
+  local model = {
+    name = spec.model, family = spec.family, target = target, shape = spec.shape, schedule = spec.schedule,
+    family_module = family, source = sources[1], sources = sources,
+  }
+  if not family then return model end
+  local complete = diag:count() == 0
+  check_rules(model, reader, family, complete, diag)
+  if complete and diag:count() == 0 then families.check(model, family, diag) end
+  return model
+end
+
+-- The rows of a map as text, a map's own rows in its place.
+local function describe(out, prefix, list)
+  for _, row in ipairs(list) do
+    local path = rows.path(prefix, row[1])
+    if row.keys then
+      describe(out, path, row.keys)
+    elseif row[2] ~= "shape" then
+      local default = row.default ~= nil and "; default " .. rows.text(row.default) or ""
+      out[#out + 1] = ("%s: %s\n    %s%s\n"):format(path, row.doc, rows.expected(row), default)
+    end
+  end
+end
+
+--- The keys of a spec with what they take and mean, as text; those of `shape:` for every family.
+function M.help(root, diag)
+  local out = {}
+  describe(out, "", SPEC)
+  for _, name in ipairs(names_in(root, "families", ".lua")) do
+    local called = "specs/families/" .. name .. ".lua"
+    local family = families.load(root .. "/" .. called, called, diag)
+    if family then
+      out[#out + 1] = ("\nIn the family %s, %s:\n\n"):format(name, family.summary)
+      describe(out, "shape", family.shape)
+    end
+  end
+  return table.concat(out)
+end
+
+return M

@@ -1,0 +1,229 @@
+-- Waits and counters, derived from what the ops declare to read and write.
+--
+-- Nodes are visited in wave order. For every task the clocks say which earlier conflicting accesses it already knows to
+-- be over; for those it does not know of, it waits for the counter of the node that made them, or, where that node has
+-- no counter of its own, of the earliest later node that knows. A wait is always for all arrivals of a counter: a
+-- partial count does not say who arrived.
+--
+-- What orders work without a counter: program order of a role, load before compute before store of one task as far as
+-- hb.lua says, and the SM-local route data (word `local`), which a reading role waits for. The two store warps of an SM
+-- run on their own, so their program order does not order stores of one task before those of the next.
+local hb = require("hb")
+local ops = require("ops")
+local region = require("region")
+local M = {}
+
+local MAX_WAITS = 2             -- that a descriptor has room for
+
+local ROLE = hb.ROLE
+local ROLES = #hb.ROLES
+local STORE = ROLE.store
+
+-- Who runs after whose wait in one task.
+local COVERS = { compute = { compute = true, store = true }, store = { store = true }, help = { help = true } }
+
+-- What sync needs of an op: accesses to global buffers and the roles that use shared-memory data.
+local function digest(g, op, shared)
+  local d = hb.roles_of(op)
+  d.accesses, d.local_readers, d.local_writer = {}, {}, nil
+  local ambient = { sm = "sm", sms = g.sms, columns = g.columns }
+  local function resolve(name)
+    return tostring(ambient[name] or g.params[op.name][name] or ("f[%q]"):format(name))
+  end
+  for _, way in ipairs({ "reads", "writes" }) do
+    for _, r in ipairs(op[way]) do
+      if r.global then
+        d.accesses[#d.accesses + 1] = {
+          name = r.name, role_name = r.role, role = ROLE[r.role], writes = way == "writes", claim = r.claim,
+          covered = COVERS[op.wait][r.role] or false, region = region.compile(r, "f, sm", resolve),
+        }
+      elseif r.scope == "sm" and shared[r.name] then
+        if way == "writes" then
+          d.local_writer = ROLE[r.role]
+        else
+          d.local_readers[#d.local_readers + 1] = ROLE[r.role]
+        end
+      end
+    end
+  end
+  return d
+end
+
+local Sync = {}
+Sync.__index = Sync
+
+-- What `role` knows of the own SM once the wait of role `wait` is over.
+local function own_time(clocks, sm, role, wait, of)
+  local a, b = clocks.own[(sm * ROLES + role) * ROLES + of], clocks.own[(sm * ROLES + wait) * ROLES + of]
+  return a > b and a or b
+end
+
+-- True where a member of the group touches what the task's access touches and the access is not ordered after it,
+-- although its role knows `base`.
+function Sync:conflicts(group, unknown, access, task, wait)
+  local sm = task.sm
+  local lo, hi, step = access.region(task.fields, sm)
+  for i = 1, #unknown do
+    local m = unknown[i]
+    local known = group.sm[m] == sm and not (group.role == STORE and access.role == STORE)
+      and own_time(self.clocks, sm, access.role, wait, group.role) >= group.time[m]
+    if not known and region.overlap(lo, hi, step, group.lo[m], group.hi[m], group.step[m]) then return true end
+  end
+  return false
+end
+
+-- The latest earlier group that an access of the task must come after and, as things stand, does not.
+function Sync:missing(node, task, d)
+  local clocks, sm, latest = self.clocks, task.sm, nil
+  for a = 1, #d.accesses do
+    local access = d.accesses[a]
+    local wait = access.covered and d.wait or access.role
+    local base = clocks.base[sm * ROLES + access.role]
+    if wait ~= access.role then base = clocks:join(base, clocks.base[sm * ROLES + wait]) end
+    local history = access.history
+    for h = #history, 1, -1 do
+      local group = history[h]
+      local matters = not latest or group.node.id > latest.node.id or not access.covered
+      if matters and (group.writes or access.writes) then
+        local unknown = hb.unknown(group, base)
+        if #unknown > 0 and self:conflicts(group, unknown, access, task, wait) then
+          if not access.covered then
+            self:fail(node.spec, "%s on SM %d: role %s uses %s after %s, but the op waits in role %s", node.name, sm,
+              access.role_name, access.name, group.node.name, node.spec.wait)
+          else
+            latest = group
+          end
+        end
+      end
+    end
+  end
+  return latest
+end
+
+-- The counter to wait for so that the group's accesses are known to be over: the earliest node that says so.
+function Sync:counter_for(group, before)
+  for id = group.node.id, before.id - 1 do
+    local base = self.counter_base[id]
+    if base and #hb.unknown(group, base) == 0 then return self.g.nodes[id] end
+  end
+end
+
+function Sync:fail(op, fmt, ...)
+  self.diag:error({ file = op.file, line = 1, col = 1 }, fmt, ...)
+end
+
+-- Adds to the task the waits it needs.
+function Sync:add_waits(node, task, d)
+  local clocks, sm, wait = self.clocks, task.sm, d.wait
+  local waits = {}
+  while true do
+    local latest = self:missing(node, task, d)
+    if not latest then break end
+    local source = self:counter_for(latest, node)
+    if not source then
+      self:fail(node.spec, "%s on SM %d must come after %s, and no counter says when that is over", node.name, sm,
+        latest.node.name)
+      break
+    end
+    if #waits == MAX_WAITS then
+      self:fail(node.spec, "%s on SM %d needs more than %d waits: %s, %s and %s", node.name, sm, MAX_WAITS,
+        waits[1].node.name, waits[2].node.name, source.name)
+      break
+    end
+    waits[#waits + 1] = { node = source, arrivals = #source.tasks * source.spec.arrivals }
+    clocks:learn_base(sm, wait, self.counter_base[source.id])
+  end
+  task.waits = waits
+end
+
+-- The clocks of one task's roles, in the order in which they run; waits are added on the way.
+function Sync:visit(node, task, d, counter)
+  local clocks, sm = self.clocks, task.sm
+  local time = self.time[sm] + 1
+  self.time[sm] = time
+  local instances = self.instances[sm]
+  task["local"] = 0
+  if d.local_writer then
+    task["local"] = #instances
+  elseif #d.local_readers > 0 then
+    if #instances == 0 then
+      self:fail(node.spec, "%s on SM %d reads SM-local data that no earlier task writes", node.name, sm)
+    else
+      task["local"] = #instances - 1
+    end
+  end
+  for i = 1, #d.roles do clocks:enter(sm, d.roles[i], time) end
+  for _, role in ipairs(d.local_readers) do
+    if #instances > 0 then clocks:recall(sm, role, instances[#instances]) end
+  end
+  if d.load_feeds then clocks:learn(sm, d.compute and ROLE.compute or STORE, ROLE.load) end
+  self:add_waits(node, task, d)
+  if d.store_follows then clocks:learn(sm, STORE, ROLE.compute) end
+  if d.local_writer then instances[#instances + 1] = clocks:remember(sm, d.local_writer) end
+  if counter then clocks:arrive(counter, sm, d.signal) end
+  for a = 1, #d.accesses do
+    local access = d.accesses[a]
+    local lo, hi, step = access.region(task.fields, sm)
+    hb.add(access.group, sm, time, lo, hi, step)
+    access.units = access.units + region.count(lo, hi, step)
+  end
+end
+
+function Sync:visit_node(node)
+  local d = self.digests[node.op]
+  for _, access in ipairs(d.accesses) do
+    access.group = hb.new_group(node, access.role, access.writes, access.role == ROLE.compute and d.also or nil)
+    access.history, access.units = self.history[node.bind[access.name]] or {}, 0
+  end
+  local counter = d.signal and self.clocks:new_counter()
+  for _, task in ipairs(node.tasks) do self:visit(node, task, d, counter) end
+  if counter and #node.tasks > 0 then self.counter_base[node.id] = self.clocks:close(counter) end
+  for _, access in ipairs(d.accesses) do
+    local actual = node.bind[access.name]
+    local history = self.history[actual] or {}          -- not access.history: the node may have begun it anew
+    if access.writes and (access.claim or access.units >= self.g.buffer[actual].extent) then history = {} end
+    history[#history + 1] = access.group
+    self.history[actual] = history
+  end
+end
+
+--- Requires: node.tasks and lists in wave order. Leaves: task.waits = { { node, counter, arrivals } ... }, node.counter
+--- of the nodes that are waited for (0-based, in wave order), task["local"], g.counters.
+function M.run(g, diag)
+  local self = setmetatable({
+    g = g, diag = diag, clocks = hb.new(g.sms), digests = {},
+    history = {},               -- [buffer] = groups since it was last written as a whole
+    counter_base = {},          -- [node id] = what who waits for the node's counter learns
+    time = {},                  -- [sm] = tasks so far
+    instances = {},             -- [sm] = what the writer of each instance of SM-local data knew
+  }, Sync)
+  local shared = ops.shared_buffers(g.registry)
+  for _, op in ipairs(g.registry.list) do
+    if g.used[op.name] then self.digests[op.name] = digest(g, op, shared) end
+  end
+  for sm = 0, g.sms - 1 do self.time[sm], self.instances[sm] = 0, {} end
+  for _, node in ipairs(g.nodes) do self:visit_node(node) end
+
+  local waited = {}
+  for _, node in ipairs(g.nodes) do
+    for _, task in ipairs(node.tasks) do
+      for _, wait in ipairs(task.waits) do waited[wait.node] = true end
+    end
+  end
+  g.counters = 0
+  for _, node in ipairs(g.nodes) do
+    node.counter = nil
+    if waited[node] then
+      node.counter = g.counters
+      g.counters = g.counters + 1
+    end
+  end
+  for _, node in ipairs(g.nodes) do
+    for _, task in ipairs(node.tasks) do
+      for _, wait in ipairs(task.waits) do wait.counter = wait.node.counter end
+    end
+  end
+  return g
+end
+
+return M

@@ -1,0 +1,142 @@
+-- Mistakes in op files: what each is answered with.
+package.path = "tests/gen/?.lua;" .. package.path
+local t = require("helper_emit")
+
+-- The op `add`, changed: pairs of what stands in it (plain text) and what replaces it.
+local function changed(...)
+  local text = t.ADD
+  local changes = { ... }
+  for i = 1, #changes, 2 do
+    local from, to = text:find(changes[i], 1, true)
+    assert(from, changes[i])
+    text = text:sub(1, from - 1) .. changes[i + 1] .. text:sub(to + 1)
+  end
+  return text
+end
+
+local function refuses(name, want, ...)
+  t.case(name, (t.messages("add", changed(...))), want)
+end
+
+local AT = "templates/ops/add.cu:"
+
+t.case("a good op", (t.messages("add", t.ADD)), "")
+
+-- The table as a whole.
+refuses("no table", AT .. "1:1: no /*@op ... @*/ table", "/*@op", "/*")
+refuses("open table", AT .. "1:1: the /*@op table is not closed by @*/", "@*/", "*/")
+refuses("Lua syntax keeps the file's line", AT .. "5:1: '}' expected (to close '{' at line 1) near 'tile'",
+  '{"scale", "f32"} },', '{"scale", "f32"} }')
+refuses("no names are known in the table", AT .. "9:1: attempt to call a nil value (global 'tostring')", '"tiles*64"',
+  "tostring(64)")
+refuses("name differs", AT .. "2:3: name 'sum' differs from the file's name", '"add"', '"sum"')
+
+-- Keys and values.
+refuses("unknown key", AT .. "9:3: op: unknown key 'costs', did you mean 'cost'?", "cost  ", "costs ")
+refuses("missing key", AT .. "1:6: op: 'summary' is missing", '  summary = "y = a + b",', "")
+refuses("wrong type", AT .. "9:3: op: 'cost' must be a string, not integer", '"tiles*64"', "64")
+refuses("wrong type of a switch", AT .. "9:3: op: 'eased' must be a boolean, not string", "cost ",
+  'eased = "no", cost ')
+do
+  local why, eased = t.messages("add", changed("cost ", "eased = true, cost "))
+  local _, plain = t.messages("add", t.ADD)
+  t.case("an op may stream eased", ("%s%s %s"):format(why, eased.eased, plain.eased), "true false")
+end
+refuses("stray entry", AT .. "1:6: op: unexpected entry spread", 'tile    = "spread"', '"spread", tile = "spread"')
+refuses("unknown tile", AT .. "5:3: tile 'spred' is not one of columns, cyclic, every, owner, spread", '"spread"',
+  '"spred"')
+refuses("tile without its field", AT .. "5:3: tile = \"spread\" needs the task field 'tiles'", '{"tiles", "i32"}',
+  '{"count", "i32"}', "(tile+tiles)", "(tile+count)", "(tile+tiles)", "(tile+count)", '"tiles*64"', '"count*64"')
+refuses("unknown pipeline", AT .. "9:3: unknown pipeline 'gemm_y', did you mean 'gemm_x'?", "cost ",
+  'pipeline = "gemm_y", cost ')
+refuses("unknown claim", AT .. "9:3: claim 'ticket': only \"queue\" is known", "cost ", 'claim = "ticket", cost ')
+
+-- Fields.
+refuses("field twice", AT .. "6:17: task 'tile': the name is already used by task", '{"tiles", "i32"}',
+  '{"tiles", "i32"}, {"tile", "i32"}')
+refuses("field like a param", AT .. "6:52: task 'width': the name is already used by params", '{"tiles", "i32"}',
+  '{"tiles", "i32"}, {"width", "i32"}')
+refuses("field like an ambient name", AT .. "6:52: task 'sm': the name is already used by nmkgen", '{"tiles", "i32"}',
+  '{"tiles", "i32"}, {"sm", "i32"}')
+refuses("field like a buffer", AT .. "7:17: buffer 'a': the name is already used by task", '{"tiles", "i32"}',
+  '{"tiles", "i32"}, {"a", "i32"}')
+refuses("field type", AT .. "6:17: task 'tile': type i64 is not one of f32, i32", '{"tile", "i32"}', '{"tile", "i64"}')
+refuses("not a field", AT .. "6:3: task entry 2: expected { \"name\", \"type\" } with a lower-case name",
+  '{"tiles", "i32"}', '{"Tiles", "i32"}, {"tiles", "i32"}')
+do
+  local many = {}
+  for i = 1, 21 do
+    many[i] = ('{"f%d", "i32"}'):format(i)
+  end
+  refuses("too many fields", AT .. "6:3: 25 descriptor fields (task fields and buffers), but there is room for 24",
+    '{"tiles", "i32"}', '{"tiles", "i32"}, ' .. table.concat(many, ", "))
+end
+
+-- Regions.
+refuses("unknown name in an expression",
+  AT .. "7:52: reads 'a' lo: \"tiel*16\": unknown name 'tiel', did you mean 'tile'?",
+  'lo = "tile*16"', 'lo = "tiel*16"')
+refuses("expression that is none", AT .. "9:14: cost: \"tiles*\": unexpected symbol near <eof>", '"tiles*64"',
+  '"tiles*"')
+for _, expression in ipairs({
+  "f{tiles}", "tiles (2)", "(tiles)(2)", "tiles/2", "tiles///2", "tiles--1", "tiles*1e3", "0x10*tiles", " ",
+}) do
+  refuses("expression " .. expression, AT .. ('9:14: cost: "%s": only names, whole numbers, + - * // %% and '
+    .. "parentheses are allowed"):format(expression), '"tiles*64"', ('"%s"'):format(expression))
+end
+refuses("float param in an expression",
+  AT .. "9:14: cost: \"tiles*scale\": unknown name 'scale', known are: width, tile, tiles, sm, sms, columns",
+  '"tiles*64"', '"tiles*scale"')
+refuses("role that the op lacks", AT .. "7:17: reads 'a': the op has no role 'help'", 'role = "compute"',
+  'role = "help"')
+refuses("unknown role", AT .. "7:36: reads 'a': role 'computes' is not one of load, compute, store, help",
+  'role = "compute"', 'role = "computes"')
+refuses("region without bounds", AT .. "7:16: reads 'a': 'lo' is missing", ', lo = "tile*16"', "")
+refuses("region without type", AT .. "7:17: reads 'a': a buffer in global memory needs a type", '"a", "f32"', '"a"')
+refuses("data type", AT .. "7:22: reads 'a': type 'f16' is not one of bf16, f32, i32", '"a", "f32"', '"a", "f16"')
+refuses("load reads this step's data",
+  AT .. "7:17: reads 'a': bulk copies may read only data older than the launch", 'role = "compute"', 'role = "load"',
+  "//@device compute", "//@device load\nDEVICE void load(Loader &c, const Task &t) {}\n//@device compute")
+refuses("compute writes global memory", AT .. "8:17: writes 'y': only help or store may write global memory",
+  'role = "store"', 'role = "compute"')
+refuses("two roles write",
+  AT .. "8:87: writes 'z': by role help, but another buffer is written by store; one role must write all",
+  'hi = "(tile+tiles)*16"} },\n  cost',
+  'hi = "(tile+tiles)*16"}, {"z", "f32", role = "help", lo = "0", hi = "1"} },\n  cost',
+  "//@reference", "//@device help\nDEVICE void help(Helper &c, const Task &t) {}\n//@reference")
+refuses("reads later launches", AT .. "7:56: reads 'a': launch 'later' is not one of older", 'lo = "tile*16"',
+  'launch = "later", lo = "tile*16"')
+refuses("reads what is claimed", AT .. "7:17: reads 'a': only what is written can be claimed", 'lo = "tile*16"',
+  'claim = true, lo = "tile*16"')
+refuses("unknown key of a region", AT .. "7:46: reads 'a': unknown key 'low', did you mean 'lo'?", 'lo = "tile*16"',
+  'low = "tile*16"')
+
+-- Sections.
+refuses("unknown section", AT .. "8:17: writes 'y': the op has no role 'store'\n" ..
+  AT .. "15:1: unknown section '//@devise store'; expected //@device ROLE or //@reference",
+  "//@device store", "//@devise store")
+refuses("unknown device role", AT .. "8:17: writes 'y': the op has no role 'store'\n" ..
+  AT .. "15:1: //@device: unknown role 'stoer', did you mean 'store'?", "//@device store", "//@device stoer")
+refuses("section twice", AT .. "15:1: a second //@device compute", "//@device store",
+  "//@device compute\n//@device store")
+refuses("reference twice", AT .. "19:1: a second //@reference", "float *y = buffer(vm, t.y);",
+  "float *y = buffer(vm, t.y);\n//@reference")
+refuses("no reference", AT .. "1:6: no //@reference section", "//@reference\n", "")
+refuses("text before the sections", AT .. "11:1: text before the first section", "@*/\n", "@*/\nint stray;\n")
+refuses("empty section", AT .. "15:1: //@device store is empty",
+  "DEVICE void store(Storer &c, const Task &t) { c.buffer<float>(t.y)[t.tile] = P::scale; }\n", "\n")
+refuses("variant alone", AT .. "1:6: //@device store has variants but no section without one", "//@device store",
+  "//@device store sm90")
+refuses("waits in a role it lacks",
+  AT .. "9:3: wait = \"help\": expected one of the op's roles among compute, help, store",
+  "cost ", 'wait = "help", cost ')
+
+local wrong = changed('"spread"', '"spred"', '"tiles*64"', '"tils*64"', 'role = "store"', 'role = "load"')
+t.case("all mistakes of a file are found", (t.messages("add", wrong)), table.concat({
+  AT .. "5:3: tile 'spred' is not one of columns, cyclic, every, owner, spread",
+  AT .. "8:17: writes 'y': the op has no role 'load'",
+  AT .. "8:17: writes 'y': only help or store may write global memory",
+  AT .. "9:14: cost: \"tils*64\": unknown name 'tils', did you mean 'tile'?",
+}, "\n"))
+
+t.done()

@@ -1,0 +1,76 @@
+-- The registry of the op files in templates/ops: numbers, fields, roles and waits that follow from their tables.
+package.path = "tests/gen/?.lua;" .. package.path
+local t = require("helper_emit")
+local diags = require("diag")
+local ops = require("ops")
+
+local diag = diags.new()
+local registry = ops.load(".", diag)
+
+t.case("all op files are good", table.concat(diag:lines(), "\n"), "")
+
+local names, sorted = {}, {}
+for i, op in ipairs(registry.list) do
+  names[i], sorted[i] = op.opcode .. " " .. op.name, op.name
+end
+table.sort(sorted)
+for i, name in ipairs(sorted) do
+  sorted[i] = i .. " " .. name
+end
+t.case("opcodes follow the names", table.concat(names, ", "), table.concat(sorted, ", "))
+
+local function fields(name)
+  local list = {}
+  for i, field in ipairs(registry.by_name[name].fields) do
+    list[i] = field.word .. " " .. field.name .. (field.buffer and "*" or "")
+  end
+  return table.concat(list, ", ")
+end
+t.case("buffers come after the task fields, reads first", fields("combine"),
+  "8 first, 9 step, 10 end, 11 sliding, 12 part*, 13 attn*")
+t.case("kv, control and SM-local data have no field", fields("qkv"),
+  "8 tile, 9 tiles, 10 weight_kib, 11 rope, 12 sliding, 13 kv_layer, 14 qkv*")
+t.case("a buffer that is read and written has one field per name", fields("residual"), "8 tile, 9 x*, 10 y*")
+
+local function sync(name)
+  local op = registry.by_name[name]
+  return ("%s %s %s"):format(op.wait, op.signal, op.arrivals)
+end
+t.case("stores signal twice, the wait is the consumers'", sync("qkv"), "compute store 2")
+t.case("a helper signals once", sync("combine"), "help help 1")
+t.case("an op of one role waits there", sync("embed"), "store store 2")
+t.case("control is for later launches: no signal", sync("sample"), "help nil nil")
+
+local eased = {}
+for _, op in ipairs(registry.list) do
+  eased[#eased + 1] = op.eased and op.name or nil
+end
+t.case("what streams eased", table.concat(eased, ", "), "qkv, router")
+
+do
+  local region = registry.by_name.combine.writes[1]
+  local env = { first = 3, step = 132, ["end"] = 1024 }
+  t.case("a field may be named like a word of Lua",
+    ("%d %d %d"):format(region.eval.lo(env), region.eval.hi(env), region.eval.step(env)), "3 1024 132")
+end
+
+t.case("the table of nmkgen ops", ops.table(t.registry()), [[
+1 add: y = a + b
+  tiles    spread
+  fields   8 tile, 9 tiles, 10 a, 11 y
+  params   width, scale
+  roles    compute, store
+  waits    in compute
+  signals  from store, 2 per task
+  reads    a[tile*16 .. (tile+tiles)*16] by compute
+  writes   y[tile*16 .. (tile+tiles)*16] by store
+
+2 finish: looks at y
+  tiles    every
+  fields   8 y
+  roles    help
+  waits    in help
+  reads    y[0 .. 64] by help
+]])
+
+t.done()

@@ -1,0 +1,33 @@
+-- A wait that is lost: what the task then reads is not proved to be there.
+package.path = "tests/sched/?.lua;" .. package.path
+local helper = require("helper")
+
+local g = helper.build("north-mini-code")
+local words = helper.words(g)
+
+-- SM, node that loses its waits, buffer it reads, node that writes it.
+local CASES = {
+  { 131, "layer20.norm", "x0", "layer19.residual" },
+  { 90, "layer1.route", "logits", "layer1.router" },
+  { 17, "layer3.attention", "qkv", "layer3.qkv" },
+  { 40, "layer7.combine", "part", "layer7.attention" },
+  { 40, "layer7.o_proj", "attn", "layer7.combine" },
+  { 3, "layer48.expert_down", "h", "layer48.expert_up" },
+  { 5, "sample", "cand", "lm_head" },
+}
+for _, case in ipairs(CASES) do
+  local sm, reader, buffer, writer = table.unpack(case)
+  local b = helper.broken(g, words)
+  b:lose(sm, b:find(sm, reader))
+  helper.refused(("%s without its wait"):format(reader), b,
+    ("%s reads %s without being ordered after %s on SM * (task *), which writes it")
+      :format(b:name(sm, reader), buffer, writer))
+end
+
+-- The same on every SM is one message.
+local b = helper.broken(g, words)
+for sm = 0, g.sms - 1 do b:lose(sm, b:find(sm, "layer3.attention")) end
+helper.refused("attention without its wait on all SMs", b,
+  "layer3.attention on SM * (task *) reads qkv without being ordered after layer3.qkv on SM * (task *), which " ..
+  "writes it (and 131 more like it)")
+helper.done()
