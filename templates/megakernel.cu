@@ -1,0 +1,174 @@
+//@slot ops
+/* The step kernel: sets up one block, then each warp plays its role through the SM's task list. */
+
+/* The cut of every live column's pages into chunks, and which of them are this SM's: chunk j of a kind belongs to SM
+ * j mod NMK_SMS, so who computes a chunk depends on the batch and what a chunk is does not. */
+DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
+{
+    const nmk_control *control = (const nmk_control *)p.control;
+    if (thread < NMK_COLUMNS) {
+        const nmk_column *c = &control->column[thread];
+        s.pos[thread] = __ldcg(&c->pos);
+        s.base[thread] = __ldcg(&c->base);
+        s.group[thread] = __ldcg(&c->group);
+        s.table_row[thread] = __ldcg(&c->slot);
+    } else if (thread < TILE_COLUMNS) { /* idle for good */
+        s.pos[thread] = -1, s.base[thread] = s.group[thread] = s.table_row[thread] = 0;
+    }
+    __syncthreads();
+    if (thread < 2) {
+        const int kind = thread;
+        int first = 0;
+#pragma unroll 1
+        for (int n = 0; n < TILE_COLUMNS; n++) {
+            const int pos = s.pos[n], base = s.base[n];
+            const int low = kind ? max(0, pos + 1 - NMK_SLIDING_WINDOW) : 0;
+            const int page0 = low / NMK_PAGE_TOKENS;
+            /* at least one page, all masked when nothing is stored yet: every column has a last chunk */
+            const int page1 = base > low ? (base - 1) / NMK_PAGE_TOKENS : page0;
+            const int pages = page1 - page0 + 1, chunks = pos >= 0 ? chunk_count(pages) : 0;
+            s.low[kind][n] = low, s.pages[kind][n] = pages, s.first_page[kind][n] = page0;
+            s.chunks[kind][n] = chunks, s.chunk0[kind][n] = first;
+            first += chunks * NMK_KV_HEADS;
+        }
+        s.chunk0[kind][TILE_COLUMNS] = first;
+        s.segments[kind] = (first - (int)blockIdx.x + NMK_SMS - 1) / NMK_SMS;
+    }
+    __syncthreads();
+    if (thread < 2 * NMK_MAX_SEGMENTS) {
+        const int kind = thread / NMK_MAX_SEGMENTS, i = thread % NMK_MAX_SEGMENTS, j = blockIdx.x + i * NMK_SMS;
+        if (j < s.chunk0[kind][TILE_COLUMNS]) {
+            int n = 0;
+#pragma unroll 1
+            while (j >= s.chunk0[kind][n + 1]) n++;
+            const int chunks = s.chunks[kind][n], pages = s.pages[kind][n], c = j - s.chunk0[kind][n];
+            const int head = c / chunks, k = c % chunks, from = pages * k / chunks;
+            Segment seg;
+            seg.column = n, seg.kv_head = head, seg.page = s.first_page[kind][n] + from;
+            seg.pages = pages * (k + 1) / chunks - from;
+            seg.slot = j, seg.last = k + 1 == chunks, seg.pad0 = seg.pad1 = 0;
+            s.segment[kind][i] = seg;
+        }
+    }
+    __syncthreads();
+}
+
+//@slot sets
+
+extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const __grid_constant__ nmk_params p)
+{
+    extern __shared__ __align__(1024) u8 memory[];
+    Shared &s = *(Shared *)(memory + SHARED_REST);
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+
+    /* A step that is lost falls through its waits: what it reads instead must name nothing out of bounds. */
+    if (thread < TAGS) s.job_tag[thread] = -1;
+    if (thread < NMK_RING_STAGES) s.stage_tag[thread] = -1;
+    if (thread < 2) s.active[thread] = 0;
+    if (thread == 2) s.gone = 0;
+    if (thread == 0) {
+#pragma unroll 1
+        for (int i = 0; i < NMK_RING_STAGES; i++) {
+            mbarrier_init(shared_address(&s.full[i]), 1);
+            mbarrier_init(shared_address(&s.empty[i]), WARPS_COMPUTE * ARRIVALS);
+        }
+#pragma unroll 1
+        for (int i = 0; i < JOBS; i++) {
+            mbarrier_init(shared_address(&s.job_full[i]), WARPS_COMPUTE * ARRIVALS);
+            mbarrier_init(shared_address(&s.job_empty[i]), ARRIVALS);
+        }
+#pragma unroll 1
+        for (int i = 0; i < DESC_BLOCKS; i++) {
+            mbarrier_init(shared_address(&s.desc_full[i]), 1);
+            mbarrier_init(shared_address(&s.desc_empty[i]), (WARPS_ALL - 1) * ARRIVALS);
+        }
+        mbarrier_init(shared_address(&s.route_ready[0]), ARRIVALS);
+        mbarrier_init(shared_address(&s.route_ready[1]), ARRIVALS);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    deal_attention(s, p, thread);
+    u32 columns = 0;
+#pragma unroll 1
+    for (int n = 0; n < TILE_COLUMNS; n++) columns |= (u32)(s.pos[n] >= 0) << n;
+
+    if (warp >= WARPS_COMPUTE) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+        if (warp == WARPS_COMPUTE) { /* ------------------------------------------------ producer */
+            if (lane != 0) return;
+            Loader c = {{p, s, memory, ROLE_LOAD, columns, 0, -1}, {0, 1}, {0, 0}, p.in_flight, false,
+                        evict_first_policy(), nullptr, 0, 0};
+            c.fetch(0), c.fetch(1);
+#pragma unroll 1
+            for (;;) {
+                if ((++c.task & (DESC_BLOCK - 1)) == 0) {
+                    const u32 block = (u32)c.task / DESC_BLOCK;
+                    c.wait(&s.desc_full[block % DESC_BLOCKS], block / DESC_BLOCKS & 1);
+                    if (c.gone()) break;
+                    c.fetch(block + 2);
+                }
+                const int *d = c.desc();
+                int op = d[0];
+                if (op == 0) break;
+                c.ease(EASED >> op & 1);
+//@slot dispatch load
+                c.stream(c.run, c.stages, c.stage_bytes);
+                c.stages = 0;
+            }
+            /* no copy may land in a block that has left */
+#pragma unroll 1
+            for (int n = p.in_flight - c.eased - c.room; n > 0; n--)
+                c.wait(&s.full[c.landed.index], c.landed.phase), c.landed.advance(p.ring_stages);
+#pragma unroll 1
+            for (int b = c.task / DESC_BLOCK; b <= c.task / DESC_BLOCK + 2 && b < NMK_MAX_TASKS / DESC_BLOCK; b++)
+                c.wait(&s.desc_full[b % DESC_BLOCKS], b / DESC_BLOCKS & 1);
+            return;
+        }
+        if (warp == WARPS_COMPUTE + 1) { /* -------------------------------------------- helper */
+            Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1}};
+#pragma unroll 1
+            for (;;) {
+                if (!c.next()) break;
+                const int *d = c.desc();
+                int op = d[0];
+                if (op == 0) break;
+//@slot dispatch help
+                c.stamp(3);
+                c.signal(d);
+            }
+            return;
+        }
+        /* ----------------------------------------------------------------------------- storers */
+        Storer c = {{p, s, memory, ROLE_STORE, columns, lane, -1}, (u32)(warp - WARPS_COMPUTE - 2), 0};
+#pragma unroll 1
+        for (;;) {
+            if (!c.next()) break;
+            const int *d = c.desc();
+            int op = d[0];
+            if (op == 0) break;
+//@slot dispatch store
+            c.stamp(2);
+            c.signal(d);
+        }
+        return;
+    }
+
+    /* ------------------------------------------------------------------------------------- consumers */
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    Consumer c = {{p, s, memory, ROLE_COMPUTE, columns, lane, -1}, {0, 0}, warp, 0, 0};
+#pragma unroll 1
+    for (;;) {
+        if (!c.next()) break;
+        const int *d = c.desc();
+        int op = d[0];
+        if (c.warp == 0) c.stamp(0);
+        if (op == 0) break;
+        asm volatile("" : "+r"(c.warp));
+        int tiles = -1, width = 0; /* what is left to the pipelines */
+        bool claimed = false;
+        const bf16 *row = nullptr;
+        if (WAITS_COMPUTE >> op & 1) c.wait_task(d);
+//@slot dispatch compute
+        if (tiles >= 0) gemm_x_compute(c, tiles, claimed);
+        if (row) row_tile_compute(c, row, width);
+    }
+}

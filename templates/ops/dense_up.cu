@@ -1,0 +1,40 @@
+/*@op
+  name     = "dense_up",
+  summary  = "dense_h = silu(gate * xn) * (up * xn)",
+  pipeline = "gemm_x",
+  params   = { {"hidden", "i32"}, {"dense_ff", "i32"} },
+  tile     = "spread",
+  task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
+  reads    = { {"xn", "bf16", role = "compute", scope = "sm"} },
+  writes   = { {"dense_h", "bf16", role = "store", lo = "tile*8", hi = "(tile+tiles)*8"} },
+  cost     = "tiles*32*hidden",
+@*/
+//@device store
+DEVICE void store(Storer &c, const Task &t)
+{
+    bf16 *h = c.buffer<bf16>(t.dense_h);
+#pragma unroll 1
+    for (int i = 0; i < t.tiles; i++, c.job++) {
+        if (!c.mine()) continue;
+        float v[4];
+        c.wait_job();
+        c.take(v);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int n = 2 * c.t() + j;
+            const float silu = v[j] / (1.f + __expf(-v[j]));
+            if (c.live(n)) h[n * P::dense_ff + (t.tile + i) * 8 + c.g()] = (bf16)bf16_pair(silu * v[2 + j], 0.f);
+        }
+    }
+}
+
+//@reference
+uint16_t *h = buffer(vm, t.dense_h);
+for (int row = t.tile * 8; row < (t.tile + t.tiles) * 8; row++) {
+    const uint16_t *gate = weight_row(vm, t.weight_kib, 0, 0, P.hidden, row);
+    const uint16_t *up = weight_row(vm, t.weight_kib, 0, 0, P.hidden, P.dense_ff + row);
+    for (int n = 0; n < NMK_COLUMNS; n++)
+        if (active(vm, n))
+            h[n * P.dense_ff + row] =
+                bf16_round(silu(dot(gate, sm->xn[n], P.hidden)) * dot(up, sm->xn[n], P.hidden));
+}

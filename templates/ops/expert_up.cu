@@ -1,0 +1,93 @@
+/*@op
+  name     = "expert_up",
+  summary  = "h = silu(gate * xn) * (up * xn) * router weight, for the active experts",
+  pipeline = "gemm_x",
+  claim    = "queue",
+  params   = { {"hidden", "i32"}, {"experts", "i32"}, {"expert_ff", "i32"} },
+  tile     = "every",
+  task     = { {"weight_kib", "i32"}, {"ticket", "i32"}, {"rank", "i32"} },
+  reads    = { {"xn", "bf16", role = "compute", scope = "sm"}, {"route", role = "load", scope = "sm"},
+               {"route", role = "compute", scope = "sm"}, {"route", role = "store", scope = "sm"} },
+  writes   = { {"h", "bf16", role = "store", claim = true} },
+  cost     = "0",
+@*/
+//@device load
+constexpr int CHUNKS = P::expert_ff / 8; /* row tiles of one expert: 8 gate and 8 up rows */
+
+DEVICE void load(Loader &c, const Task &t)
+{
+    typedef PackedX L;
+    const int instance = c.desc()[7], b = instance & 1;
+    c.wait_route(instance);
+    const int all = c.s.active[b] * CHUNKS, fixed = static_rounds(all) * NMK_SMS;
+    u32 *ticket = (u32 *)c.p.tickets + (t.ticket * 2 + (c.p.epoch & 1)) * 32;
+    int chunk = t.rank;
+#pragma unroll 1
+    for (;;) {
+        if (chunk >= fixed) chunk = fixed + (int)atomicAdd(ticket, 1u);
+        if (chunk >= all) break;
+        const u64 tile = (u64)c.s.expert[b][chunk / CHUNKS] * CHUNKS + chunk % CHUNKS;
+        c.stream(c.weights(t.weight_kib) + tile * L::tile_bytes, L::stages, L::stage_bytes, chunk);
+        chunk = chunk >= fixed ? fixed : chunk + NMK_SMS;
+    }
+    c.push_end();
+}
+
+//@device compute
+/* Row tiles dealt by number; the claimed ones follow until the producer's end mark. */
+DEVICE int compute(Consumer &c, const Task &t)
+{
+    const int instance = c.desc()[7];
+    c.wait_route(instance);
+    return static_rounds(c.s.active[instance & 1] * CHUNKS);
+}
+
+//@device store
+DEVICE void store(Storer &c, const Task &t)
+{
+    const int instance = c.desc()[7], b = instance & 1;
+    c.wait_route(instance);
+    const int fixed = static_rounds(c.s.active[b] * CHUNKS);
+    bf16 *h = c.buffer<bf16>(t.h);
+#pragma unroll 1
+    for (int i = 0; !c.gone(); i++, c.job++) {
+        if (!c.mine()) continue;
+        int chunk = t.rank + i * NMK_SMS;
+        c.wait_job();
+        if (i >= fixed) chunk = c.s.job_tag[c.job % TAGS];
+        if (chunk < 0) { /* the two end marks: -1 for whoever's turn it is, then -2 */
+            c.free_job(chunk);
+            c.job += chunk == -1 ? WARPS_STORE : 1;
+            break;
+        }
+        float v[4];
+        c.take(v);
+        const int slot = chunk / CHUNKS, row = chunk % CHUNKS * 8 + c.g();
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int n = 2 * c.t() + j;
+            const float weight = c.s.weight[b][slot * 8 + n];
+            if (weight == 0.f) continue;
+            const float silu = v[j] / (1.f + __expf(-v[j]));
+            h[(slot * NMK_COLUMNS + n) * P::expert_ff + row] = (bf16)bf16_pair(silu * v[2 + j] * weight, 0.f);
+        }
+    }
+}
+
+//@reference
+/* Who computes a chunk of 8 rows does not change it; here they are simply dealt out. */
+const struct vm_route *r = route_of(sm, d);
+uint16_t *h = buffer(vm, t.h);
+if (!r) return -1;
+for (int chunk = t.rank; chunk < r->active * (P.expert_ff / 8); chunk += NMK_SMS) {
+    const int slot = chunk / (P.expert_ff / 8), row0 = chunk % (P.expert_ff / 8) * 8, e = r->expert[slot];
+    for (int row = row0; row < row0 + 8; row++) {
+        const uint16_t *gate = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, row);
+        const uint16_t *up = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, P.expert_ff + row);
+        for (int n = 0; n < NMK_COLUMNS; n++) {
+            if (r->weight[slot][n] == 0) continue;
+            const float v = silu(dot(gate, sm->xn[n], P.hidden)) * dot(up, sm->xn[n], P.hidden);
+            h[(slot * NMK_COLUMNS + n) * P.expert_ff + row] = bf16_round(v * r->weight[slot][n]);
+        }
+    }
+}

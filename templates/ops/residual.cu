@@ -1,0 +1,52 @@
+/*@op
+  name    = "residual",
+  summary = "y = x + acc for the SM's own 16 rows; acc starts again from zero",
+  params  = { {"hidden", "i32"} },
+  tile    = "owner",
+  task    = { {"tile", "i32"} },
+  reads   = { {"acc", role = "compute", scope = "sm"},
+              {"x", "f32", role = "store", lo = "tile*16", hi = "tile*16+16"} },
+  writes  = { {"acc", role = "compute", scope = "sm"},
+              {"y", "f32", role = "store", lo = "tile*16", hi = "tile*16+16"} },
+  cost    = "0",
+@*/
+//@device compute
+DEVICE void compute(Consumer &c, const Task &t)
+{
+    c.hand(c.acc);
+#pragma unroll
+    for (int k = 0; k < 4; k++) c.acc[k] = 0;
+}
+
+//@device store
+DEVICE void store(Storer &c, const Task &t)
+{
+    if (c.mine()) {
+        const float *x = c.buffer<float>(t.x) + t.tile * 16 + c.g();
+        float *y = c.buffer<float>(t.y) + t.tile * 16 + c.g();
+        float old[4] = {0, 0, 0, 0}, v[4];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int n = (2 * c.t() + j) * P::hidden;
+            if (c.live(2 * c.t() + j)) old[j] = __ldcg(x + n), old[2 + j] = __ldcg(x + n + 8);
+        }
+        c.wait_job();
+        c.take(v);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int n = (2 * c.t() + j) * P::hidden;
+            if (c.live(2 * c.t() + j)) y[n] = old[j] + v[j], y[n + 8] = old[2 + j] + v[2 + j];
+        }
+    }
+    c.job++;
+}
+
+//@reference
+const float *x = buffer(vm, t.x);
+float *y = buffer(vm, t.y);
+for (int n = 0; n < NMK_COLUMNS; n++)
+    for (int i = 0; i < 16; i++) {
+        const int at = n * P.hidden + t.tile * 16 + i;
+        y[at] = x[at] + sm->acc[i][n];
+        sm->acc[i][n] = 0;
+    }

@@ -1,0 +1,119 @@
+/*@op
+  name    = "route",
+  summary = "top-k of the router logits per column, sigmoid weights; ascending list of active experts",
+  params  = { {"experts", "i32"}, {"experts_per_token", "i32"} },
+  tile    = "every",
+  task    = { {"ticket", "i32"} },
+  reads   = { {"logits", "f32", role = "compute", lo = "0", hi = "experts"} },
+  writes  = { {"route", role = "compute", scope = "sm"} },
+  cost    = "0",
+@*/
+//@device compute
+constexpr int WORDS = (P::experts + 31) / 32;
+static_assert(WORDS <= 4 && P::experts_per_token <= 8, "route holds 4 logits a lane and 8 choices a column");
+
+/* Order-preserving key of a float; 0 is below every number. */
+DEVICE u32 key_of(float v)
+{
+    const u32 u = __float_as_uint(v);
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+
+DEVICE float value_of(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+DEVICE void compute(Consumer &c, const Task &t)
+{
+    const int b = c.desc()[7] & 1;
+    Shared &s = c.s;
+    const int lane = c.lane, n = c.warp; /* one warp a column */
+    if (lane < 4) s.chosen[n][lane] = 0;
+    if (c.live(n)) {
+        u32 key[4] = {0, 0, 0, 0};
+        if (lane * 4 < P::experts) {
+            const float4 v = __ldcg((const float4 *)(c.buffer<float>(t.logits) + n * P::experts) + lane);
+            key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
+        }
+        int expert = 0;
+        u32 logit = 0;
+#pragma unroll 1
+        for (int i = 0; i < P::experts_per_token; i++) {
+            u32 best = key[0];
+            int at = 0;
+#pragma unroll
+            for (int j = 1; j < 4; j++)
+                if (key[j] > best) best = key[j], at = j;
+            const u32 top = __reduce_max_sync(~0u, best);
+            const int owner = __ffs(__ballot_sync(~0u, best == top)) - 1; /* ties: the lowest id */
+            const int e = __shfl_sync(~0u, lane * 4 + at, owner);
+#pragma unroll
+            for (int j = 0; j < 4; j++) key[j] = lane == owner && j == at ? 0 : key[j];
+            if (lane == i) expert = e, logit = top;
+        }
+        if (lane < P::experts_per_token) {
+            s.top_expert[n][lane] = expert;
+            s.top_weight[n][lane] = 1.f / (1.f + __expf(-value_of(logit)));
+        }
+#pragma unroll
+        for (int q = 0; q < WORDS; q++) {
+            const bool in = lane < P::experts_per_token && expert >> 5 == q;
+            const u32 mask = __reduce_or_sync(~0u, in ? 1u << (expert & 31) : 0u);
+            if (lane == 0) s.chosen[n][q] = mask;
+        }
+    }
+    barrier_compute();
+    if (c.warp != 0) return;
+    u32 mask[WORDS];
+    int before[WORDS + 1];
+    before[0] = 0;
+#pragma unroll
+    for (int q = 0; q < WORDS; q++) {
+        mask[q] = __reduce_or_sync(~0u, lane < 8 ? s.chosen[lane][q] : 0u);
+        before[q + 1] = before[q] + __popc(mask[q]);
+        if (lane == 0) s.active_mask[q] = mask[q], s.active_before[q] = before[q];
+        if (mask[q] >> lane & 1) s.expert[b][before[q] + __popc(mask[q] & ((1u << lane) - 1))] = q * 32 + lane;
+    }
+    const int active = before[WORDS];
+#pragma unroll 1
+    for (int i = lane; i < active * 8; i += 32) s.weight[b][i] = 0.f;
+    if (lane == 0) s.active[b] = active;
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 8 * P::experts_per_token; i += 32) {
+        const int m = i / P::experts_per_token, k = i % P::experts_per_token;
+        if (!c.live(m)) continue;
+        const int e = s.top_expert[m][k];
+        const int slot = s.active_before[e >> 5] + __popc(s.active_mask[e >> 5] & ((1u << (e & 31)) - 1));
+        s.weight[b][slot * 8 + m] = s.top_weight[m][k];
+    }
+    if (lane == 0 && blockIdx.x == 0) {
+        u32 *tickets = (u32 *)c.p.tickets + t.ticket * 64;
+        tickets[(c.p.epoch + 1 & 1) * 32] = 0; /* the next step's: nobody draws from it in this one */
+        atomicAdd(tickets + 1, (u32)active);   /* active experts so far, for benchmarks and metrics */
+    }
+    c.arrive(&s.route_ready[b]);
+}
+
+//@reference
+/* Sigmoid is monotone, so the largest logits are the largest scores; ties go to the lowest expert. */
+const float *logits = vm->forced ? (const float *)(vm->forced + (size_t)t.logits * 128) : buffer(vm, t.logits);
+struct vm_route *r = &sm->route[d[7] & 1];
+float weight[NMK_COLUMNS][P.experts];
+memset(weight, 0, sizeof weight);
+for (int n = 0; n < NMK_COLUMNS; n++, logits += P.experts) {
+    if (!active(vm, n)) continue;
+    for (int k = 0; k < P.experts_per_token; k++) {
+        int best = -1;
+        for (int e = 0; e < P.experts; e++)
+            if (weight[n][e] == 0 && (best < 0 || logits[e] > logits[best])) best = e;
+        weight[n][best] = 1.0f / (1.0f + expf(-logits[best]));
+    }
+}
+r->instance = d[7], r->active = 0;
+for (int e = 0; e < P.experts; e++) {
+    int chosen = 0;
+    for (int n = 0; n < NMK_COLUMNS; n++) chosen |= weight[n][e] != 0;
+    if (!chosen) continue;
+    r->expert[r->active] = e;
+    for (int n = 0; n < NMK_COLUMNS; n++) r->weight[r->active][n] = weight[n][e];
+    r->active++;
+}

@@ -1,0 +1,37 @@
+/*@op
+  name     = "router",
+  summary  = "logits = xn * Wrouter, f32",
+  pipeline = "gemm_x",
+  eased    = true, -- releases that the whole machine waits for (the residual, logits, q k v) stand behind these loads
+  params   = { {"hidden", "i32"}, {"experts", "i32"} },
+  tile     = "spread",
+  task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
+  reads    = { {"xn", "bf16", role = "compute", scope = "sm"} },
+  writes   = { {"logits", "f32", role = "store", lo = "tile*16", hi = "(tile+tiles)*16"} },
+  cost     = "tiles*32*hidden",
+@*/
+//@device store
+DEVICE void store(Storer &c, const Task &t)
+{
+#pragma unroll 1
+    for (int i = 0; i < t.tiles; i++, c.job++) {
+        if (!c.mine()) continue;
+        float v[4];
+        c.wait_job();
+        c.take(v);
+        float *to = c.buffer<float>(t.logits) + (t.tile + i) * 16 + c.g();
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int n = 2 * c.t() + j;
+            if (c.live(n)) to[n * P::experts] = v[j], to[n * P::experts + 8] = v[2 + j];
+        }
+    }
+}
+
+//@reference
+float *logits = buffer(vm, t.logits);
+for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16; row++)
+    for (int n = 0; n < NMK_COLUMNS; n++)
+        if (active(vm, n))
+            logits[n * P.experts + row] =
+                dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), sm->xn[n], P.hidden);

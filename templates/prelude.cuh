@@ -1,0 +1,667 @@
+/* Device primitives, the shared memory of one block, and what the four roles of a block have in common.
+ *
+ * One block per SM, twelve warps: eight consumers (role compute), and in the third warpgroup the producer (load), the
+ * helper (help) and two storers (store).  Every role walks the SM's task list by itself; they meet only in the weight
+ * ring (load to compute), in the job buffers (compute to store), in the route tables and in the descriptor blocks.
+ *
+ * Always: bulk copies read only memory that is older than the launch, so no cross-proxy fence is needed; a release
+ * fence waits for every load its SM has in flight, so bytes in flight are capped apart from the ring's depth; a ring
+ * slot or job buffer is freed only by an arrive whose address depends on the words loaded from it, because ptxas
+ * otherwise issues the arrive while the last load is still outstanding (tests/sass checks the machine code).
+ */
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef u16 bf16; /* bit pattern */
+
+#define DEVICE static __device__ __forceinline__
+#define INFINITY __int_as_float(0x7f800000)
+
+constexpr int WARPS_COMPUTE = 8, WARPS_STORE = 2, WARPS_ALL = 12;
+constexpr int TILE_COLUMNS = 8; /* of an MMA: registers and shared memory hold all, global buffers NMK_COLUMNS */
+constexpr int JOBS = 4;         /* job buffers between compute and store: 8 warps x 512 bytes each */
+constexpr int JOB_BYTES = WARPS_COMPUTE * 512;
+constexpr int TAGS = 2 * JOBS;  /* tags live until the storer has read them, one lap longer than a buffer */
+constexpr int DESC_BLOCK = 8;   /* descriptors fetched by one bulk copy */
+constexpr int DESC_BLOCKS = 4;  /* blocks in shared memory: the producer may run two ahead of the slowest role */
+constexpr int SLOTS = 64;       /* most experts that can be active in one step */
+constexpr int MAX_PARTS = 36;   /* partials of one head that the registers of combine hold: 9 a lane, 4 groups */
+#ifdef NMK_EVERY_LANE_ARRIVES /* for racecheck, which does not see through __syncwarp and one lane's arrive */
+constexpr bool EVERY_LANE_ARRIVES = true;
+#else
+constexpr bool EVERY_LANE_ARRIVES = false;
+#endif
+constexpr int ARRIVALS = EVERY_LANE_ARRIVES ? 32 : 1; /* at an mbarrier, by a warp */
+
+enum role_id { ROLE_LOAD, ROLE_COMPUTE, ROLE_STORE, ROLE_HELP };
+
+/* ------------------------------------------------------------------------------------------------ numbers */
+
+DEVICE float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
+DEVICE float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+/* Two f32 to a bf16 pair, round to nearest even. */
+DEVICE u32 bf16_pair(float low, float high)
+{
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+DEVICE float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* D += A * B, m16n8k16: a = one lane's 16 bytes of a packed weight tile, b0 b1 = two k pairs of column g. */
+DEVICE void mma(float (&d)[4], const uint4 &a, u32 b0, u32 b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+DEVICE u32 transpose_8x8(u32 a)
+{
+    u32 d;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+    return d;
+}
+
+/* ------------------------------------------------------------------------------------------------ memory */
+
+DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+DEVICE void mbarrier_init(u32 bar, u32 arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+
+DEVICE void mbarrier_arrive(u32 bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+DEVICE void mbarrier_expect(u32 bar, u32 bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+DEVICE u64 evict_first_policy()
+{
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* Global to shared, completes on bar.  src older than the launch, 16-byte aligned; bytes a multiple of 16. */
+DEVICE void bulk_copy(u32 dst, const void *src, u32 bytes, u32 bar, u64 policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;"
+                 ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
+}
+
+DEVICE u32 load_acquire(const u32 *p)
+{
+    u32 v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+DEVICE u32 load_relaxed(const u32 *p)
+{
+    u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+/* Makes this warp's earlier stores visible to whoever acquires the counter; one lane, after __syncwarp. */
+DEVICE void add_release(u32 *p)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+
+/* What this step wrote is read through L2: L1 is not coherent. */
+DEVICE uint4 load_l2(const void *p) { return __ldcg((const uint4 *)p); }
+
+DEVICE void barrier_compute() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+/* ------------------------------------------------------------------------------------------------ sampling */
+
+DEVICE float gumbel(nmk_noise key, int token)
+{
+    const float u = nmk_noise_uniform(key, token);
+    /* near u = 1 the fast logarithm's absolute error is larger than the result */
+    const float t = 1.f - u, e = t < 0.015625f ? t * (1.f + t * (0.5f + t * (1 / 3.f))) : -__logf(u);
+    return -__logf(e);
+}
+
+/* ------------------------------------------------------------------------------------------------ packed weights */
+
+/* The packed form of a [rows][K] matrix: row tiles of 16 rows, cut into stages, a stage into 8 warps x tiles. */
+template <int K> struct Packed {
+    static constexpr int padded = (K + 255) / 256 * 256;
+    static constexpr int granules = padded / 256;                /* of 32 k, per warp */
+    static constexpr int tiles = 2 * granules % 4 == 0 ? 4 : 2 * granules % 3 == 0 ? 3 : 2; /* per stage and warp */
+    static constexpr int stages = 2 * granules / tiles;          /* per row tile */
+    static constexpr int stage_bytes = WARPS_COMPUTE * tiles * 512;
+    static constexpr int tile_bytes = 16 * padded * 2;
+    static_assert(stage_bytes <= NMK_STAGE_BYTES, "a stage is larger than a ring slot");
+
+    /* First k of warp w's granule q. */
+    static __device__ __forceinline__ int k(int w, int q)
+    {
+        if (tiles == 3) return (w * granules + q) * 32;
+        return q / (tiles / 2) * (tiles * 128) + w * (tiles * 16) + q % (tiles / 2) * 32;
+    }
+
+    /* Byte offset, inside a row tile, of the pair (k, k+1) of row r (0..15); k even. */
+    static __device__ __forceinline__ int pair_offset(int r, int k)
+    {
+        int stage, warp, tile;
+        if (tiles == 3) {
+            warp = k / (granules * 32);
+            const int i = k % (granules * 32) / 32 * 2 + (k >> 2 & 1);
+            stage = i / 3, tile = i % 3;
+        } else {
+            stage = k / (tiles * 128), warp = k % (tiles * 128) / (tiles * 16);
+            tile = k % (tiles * 16) / 32 * 2 + (k >> 2 & 1);
+        }
+        const int lane = (r & 7) * 4 + (k >> 3 & 3), word = (k & 2) + (r >> 3);
+        return ((stage * WARPS_COMPUTE + warp) * tiles + tile) * 512 + lane * 16 + word * 4;
+    }
+};
+
+/* ------------------------------------------------------------------------------------------------ shared memory */
+
+/* One chunk of attention: a range of one column's pages for one kv head. */
+struct Segment {
+    int column, kv_head, page, pages; /* page: index in the row's page table */
+    int slot, last, pad0, pad1;       /* slot: of the partial; last: also holds this step's own tokens */
+};
+
+struct Shared {
+    u64 full[NMK_RING_STAGES], empty[NMK_RING_STAGES];
+    u64 job_full[JOBS], job_empty[JOBS], route_ready[2], desc_full[DESC_BLOCKS], desc_empty[DESC_BLOCKS];
+    alignas(128) int desc[DESC_BLOCKS * DESC_BLOCK * NMK_DESC_WORDS];
+    /* columns, fixed for the launch; kind 0 = full, 1 = sliding */
+    int pos[8], base[8], group[8], table_row[8];
+    int low[2][8], pages[2][8], first_page[2][8], chunks[2][8], chunk0[2][9];
+    alignas(16) Segment segment[2][NMK_MAX_SEGMENTS];
+    int segments[2];
+    /* route, double buffered by instance */
+    int active[2], expert[2][SLOTS];
+    float weight[2][SLOTS * 8];
+    u32 chosen[8][4], active_mask[4];
+    int active_before[4];
+    int top_expert[8][8];
+    float top_weight[8][8];
+    /* consumers among themselves */
+    alignas(16) float sum[8][8];
+    float score_max[2][8][8], score_sum[2][8][8];
+    alignas(16) uint2 prob[2][8][32];
+    /* beside the data: what a stage or job is, where only run time knows */
+    alignas(16) float part_ml[TAGS][16];
+    int stage_tag[NMK_RING_STAGES], job_tag[TAGS];
+    u32 gone; /* not 0: this block has seen that the step is lost */
+};
+
+constexpr int SHARED_JOBS = NMK_RING_STAGES * NMK_STAGE_BYTES;
+constexpr int SHARED_REST = SHARED_JOBS + JOBS * JOB_BYTES;
+constexpr int SHARED_BYTES = SHARED_REST + sizeof(Shared);
+static_assert(NMK_COLUMNS <= TILE_COLUMNS, "a step has at most the columns of an MMA");
+static_assert(SHARED_BYTES <= NMK_SMEM_BYTES, "shared memory: NMK_SMEM_BYTES is smaller than what the kernel uses");
+
+/* ------------------------------------------------------------------------------------------------ contexts */
+
+/* A link of the dispatch; keeps the compiler from making a jump table of the chain. */
+DEVICE bool is(int &op, int code)
+{
+    asm volatile("" : "+r"(op));
+    return op == code;
+}
+
+/* What every role has: the launch's parameters, the block's memory, and where it is in the task list. */
+struct Context {
+    const nmk_params &p;
+    Shared &s;
+    u8 *ring;
+    u32 role;    /* a constant in every role's code */
+    u32 columns; /* bit n: column n is live */
+    int lane, task;
+
+    template <class T> __device__ __forceinline__ T *buffer(int offset128) const
+    {
+        return (T *)((u8 *)p.arena + (u64)(u32)offset128 * 128);
+    }
+    __device__ __forceinline__ const u8 *weights(int kib) const { return (const u8 *)p.weights + (u64)(u32)kib * 1024; }
+    __device__ __forceinline__ const int *desc() const
+    {
+        return s.desc + (task & (DESC_BLOCKS * DESC_BLOCK - 1)) * NMK_DESC_WORDS;
+    }
+    __device__ __forceinline__ bool live(int column) const { return columns >> column & 1; }
+    /* Whether the global buffers have a place for the column, live or not. */
+    static __device__ __forceinline__ bool stored(int column)
+    {
+        return NMK_COLUMNS == TILE_COLUMNS || column < NMK_COLUMNS;
+    }
+
+    /* Every wait for another SM is bounded in time.  Who gives up leaves a word in p.abort; whoever waits sees it and
+     * falls through, and at its next block of descriptors every role leaves (next).  So the kernel ends, and the engine
+     * lives.  A wait inside the block needs no clock: behind it somebody waits for another SM.  In PTX, because there
+     * are fifty copies and the compiler's loop is twice as long. */
+    __device__ __forceinline__ void wait(u64 *bar, u32 parity)
+    {
+        asm volatile("{\n"
+                     ".reg .pred done, more;\n"
+                     ".reg .u32 n, a;\n"
+                     "mov.u32 n, 0;\n"
+                     "again:\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                     "@done bra over;\n"
+                     "add.u32 n, n, 1;\n"
+                     "and.b32 a, n, 63;\n"
+                     "setp.ne.u32 more, a, 0;\n"
+                     "@more bra again;\n"
+                     "ld.volatile.global.u32 a, [%2];\n"
+                     "setp.eq.u32 more, a, 0;\n"
+                     "@more bra again;\n"
+                     "st.volatile.shared.u32 [%3], a;\n"
+                     "over:\n"
+                     "}" ::"r"(shared_address(bar)), "r"(parity), "l"(p.abort), "r"(shared_address(&s.gone))
+                     : "memory");
+    }
+
+    __device__ __forceinline__ bool gone() const { return *(volatile u32 *)&s.gone; }
+
+    /* One lane: polls until all arrivals of this step are in.  Where it gives up it leaves a record, the first of this
+     * role in this step; the engine makes out which wait held up the others. */
+    __device__ __forceinline__ void wait_counter(int counter, int arrivals)
+    {
+        const u32 *c = (const u32 *)p.counters + counter * 32;
+        const u32 target = (u32)p.epoch * (u32)arrivals;
+        u32 n = 0, got, start = 0;
+#pragma unroll 1
+        while ((int)((got = load_acquire(c)) - target) < 0) {
+            if (++n & 255) continue;
+            u64 ns;
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+            const u32 now = ns >> 20; /* milliseconds, nearly */
+            if (n == 256) start = now;
+            volatile u32 *abort = (volatile u32 *)p.abort;
+            const u32 lost = *abort;
+            if (!lost && now - start < p.patience_ms) continue;
+            nmk_hang *h = (nmk_hang *)p.hang + (blockIdx.x * 4 + role);
+            const u32 here = 1u << 31 | role << 20 | blockIdx.x << 12 | task;
+            if (*(volatile u32 *)&h->word == 0)
+                asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(h), "r"(here), "r"(counter),
+                             "r"(target), "r"(got) : "memory");
+            if (!lost) *abort = here;
+            *(volatile u32 *)&s.gone = 1;
+            break;
+        }
+    }
+
+    /* The waits a descriptor asks for, by one lane. */
+    __device__ __forceinline__ void wait_counters(const int *d)
+    {
+#pragma unroll 1
+        for (int i = 2; i < 6 && d[i] >= 0; i += 2) wait_counter(d[i], d[i + 1]);
+    }
+
+    /* The same by a warp. */
+    __device__ __forceinline__ void wait_task(const int *d)
+    {
+        if (lane == 0) wait_counters(d);
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void wait_route(int instance)
+    {
+        wait(&s.route_ready[instance & 1], instance >> 1 & 1);
+    }
+
+    /* For bench-trace: the SM's clock at one of the NMK_TRACE_STAMPS points of the task. */
+    __device__ __forceinline__ void stamp(int what)
+    {
+        u64 *trace = (u64 *)p.trace;
+        if (trace && lane == 0) trace[(blockIdx.x * NMK_MAX_TASKS + task) * NMK_TRACE_STAMPS + what] = clock64();
+    }
+
+    /* Tells the other SMs that this warp has stored its part of the task. */
+    __device__ __forceinline__ void signal(const int *d)
+    {
+        __syncwarp();
+        if (lane == 0 && d[6] >= 0) add_release((u32 *)p.counters + d[6] * 32);
+    }
+
+    /* The warp has read or written its part of what the barrier guards.  seen: the OR of all words that it loaded, so
+     * that the arrive cannot pass the loads. */
+    __device__ __forceinline__ void arrive(u64 *bar, u32 seen = 0)
+    {
+        __syncwarp();
+        if (EVERY_LANE_ARRIVES || lane == 0) mbarrier_arrive(shared_address(bar) + (seen & p.zero));
+    }
+
+    /* The next descriptor; a block is given back when its reader enters the next one.  False: the step is lost. */
+    __device__ __forceinline__ bool next()
+    {
+        /* otherwise every op's lane-dependent addresses are hoisted out of the task loop, into spills */
+        asm volatile("" : "+r"(lane));
+        if (++task & (DESC_BLOCK - 1)) return true;
+        const u32 block = (u32)task / DESC_BLOCK;
+        wait(&s.desc_full[block % DESC_BLOCKS], block / DESC_BLOCKS & 1);
+        if (block > 0) arrive(&s.desc_empty[(block - 1) % DESC_BLOCKS]);
+        return !gone();
+    }
+};
+
+/* A position in the weight ring. */
+struct Slot {
+    int index;
+    u32 phase;
+    __device__ __forceinline__ void advance(int stages)
+    {
+        if (++index == stages) index = 0, phase ^= 1;
+    }
+};
+
+/* ------------------------------------------------------------------------------------------------ load */
+
+struct Loader : Context {
+    Slot fill, landed;
+    int room;   /* stages that may still be issued before one must have landed */
+    bool eased; /* one less at present */
+    u64 policy;
+    const u8 *run; /* what a task leaves to be streamed: so many stages of so many bytes */
+    int stages;
+    u32 stage_bytes;
+
+    /* A release waits for every load its SM has in flight: one stage less while the machine waits for releases. */
+    __device__ __forceinline__ void ease(bool on)
+    {
+        if (on == eased || p.in_flight == 1) return;
+        eased = on;
+        if (!on) room++;
+        else if (room > 0) room--;
+        else wait(&s.full[landed.index], landed.phase), landed.advance(p.ring_stages);
+    }
+
+    /* Waits until the next slot may be filled; returns its barrier. */
+    __device__ __forceinline__ u32 claim_slot()
+    {
+        if (room > 0) room--;
+        else wait(&s.full[landed.index], landed.phase), landed.advance(p.ring_stages);
+        wait(&s.empty[fill.index], fill.phase);
+        return shared_address(&s.full[fill.index]);
+    }
+
+    __device__ __forceinline__ void push(const u8 *src, u32 bytes, int stage_tag)
+    {
+        const u32 bar = claim_slot();
+        s.stage_tag[fill.index] = stage_tag;
+        mbarrier_expect(bar, bytes);
+        bulk_copy(shared_address(ring) + fill.index * NMK_STAGE_BYTES, src, bytes, bar, policy);
+        fill.advance(p.ring_stages);
+    }
+
+    /* count consecutive stages. */
+    __device__ __forceinline__ void stream(const u8 *src, int count, u32 bytes, int tag = 0)
+    {
+#pragma unroll 1
+        for (int i = 0; i < count; i++, src += bytes) push(src, bytes, tag);
+    }
+
+    /* The whole task is one run of consecutive stages; the role's loop streams it, one copy for all ops. */
+    __device__ __forceinline__ void stream_task(const u8 *src, int count, u32 bytes)
+    {
+        run = src, stages = count, stage_bytes = bytes;
+    }
+
+    /* A stage without data: the end of claimed work. */
+    __device__ __forceinline__ void push_end()
+    {
+        const u32 bar = claim_slot();
+        s.stage_tag[fill.index] = -1;
+        mbarrier_arrive(bar);
+        fill.advance(p.ring_stages);
+    }
+
+    /* Descriptor block b of this SM's list into shared memory. */
+    __device__ __forceinline__ void fetch(int b)
+    {
+        constexpr u32 bytes = DESC_BLOCK * NMK_DESC_WORDS * 4;
+        if (b >= NMK_MAX_TASKS / DESC_BLOCK) return;
+        if (b >= DESC_BLOCKS) wait(&s.desc_empty[b % DESC_BLOCKS], (b / DESC_BLOCKS & 1) ^ 1);
+        const u32 bar = shared_address(&s.desc_full[b % DESC_BLOCKS]);
+        mbarrier_expect(bar, bytes);
+        const u8 *from = (const u8 *)p.lists + ((u64)blockIdx.x * (NMK_MAX_TASKS / DESC_BLOCK) + b) * bytes;
+        bulk_copy(shared_address(s.desc + b % DESC_BLOCKS * (DESC_BLOCK * NMK_DESC_WORDS)), from, bytes, bar, policy);
+    }
+};
+
+/* ------------------------------------------------------------------------------------------------ compute */
+
+typedef Packed<NMK_HIDDEN> PackedX;
+
+struct Consumer : Context {
+    Slot slot;
+    int warp;
+    u32 job, pair;               /* pair: parity of the attention exchange buffers */
+    uint4 x[PackedX::granules];  /* normalised x, column g, this warp's k: B fragments */
+    float acc[4];                /* rows g and g+8 of the SM's own row tile, columns 2t and 2t+1 */
+
+    __device__ __forceinline__ int g() const { return lane >> 2; }
+    __device__ __forceinline__ int t() const { return lane & 3; }
+    /* All eight warps leave at the same block of descriptors: they meet at named barriers, which nothing bounds. */
+    __device__ __forceinline__ bool next()
+    {
+        const bool on = Context::next();
+        if (task & (DESC_BLOCK - 1)) return true;
+        u32 left;
+        asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, 1, 256, p;\n"
+                     "selp.u32 %0, 1, 0, q;\n}"
+                     : "=r"(left) : "r"((u32)!on) : "memory");
+        return !left;
+    }
+    __device__ __forceinline__ void wait_task(const int *d)
+    {
+        if (d[2] < 0) return;
+        if (threadIdx.x == 0) wait_counters(d);
+        barrier_compute();
+        if (warp == 0) stamp(1);
+    }
+    __device__ __forceinline__ void wait_full(const Slot &at) { wait(&s.full[at.index], at.phase); }
+
+    /* Lane's 16 bytes of this warp's tile i in the stage at a slot. */
+    template <int TILES> __device__ __forceinline__ uint4 tile(const Slot &at, int i) const
+    {
+        return *(const uint4 *)(ring + at.index * NMK_STAGE_BYTES + (warp * TILES + i) * 512 + lane * 16);
+    }
+
+    /* Frees the current slot.  seen: the OR of all words loaded from it, so that the arrive cannot pass the loads. */
+    __device__ __forceinline__ void release(u32 seen)
+    {
+        arrive(&s.empty[slot.index], seen);
+        slot.advance(p.ring_stages);
+    }
+
+    /* Hands this warp's part of a tile to the storers. */
+    __device__ __forceinline__ void hand(const float (&v)[4])
+    {
+        const u32 b = job % JOBS;
+        wait(&s.job_empty[b], (job / JOBS & 1) ^ 1);
+        *(float4 *)(ring + SHARED_JOBS + b * JOB_BYTES + warp * 512 + lane * 16) = make_float4(v[0], v[1], v[2], v[3]);
+        arrive(&s.job_full[b]);
+        job++;
+    }
+};
+
+DEVICE u32 any_bits(const uint4 &v) { return v.x | v.y | v.z | v.w; }
+
+/* One stage's worth of products.  first: index of its first tile in the row tile. */
+template <int TILES, int GRANULES>
+DEVICE void multiply(float (&even)[4], float (&odd)[4], const uint4 (&a)[TILES], const uint4 (&b)[GRANULES], int first)
+{
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        const uint4 &x = b[(first + i) >> 1];
+        if ((first + i) & 1) mma(odd, a[i], x.z, x.w);
+        else mma(even, a[i], x.x, x.y);
+    }
+}
+
+/* Row tiles of 16 rows times the normalised x; each goes to the storers.  claimed: after the first `tiles` more follow
+ * until the producer's end mark, their number in the stage's tag. */
+DEVICE void gemm_x_compute(Consumer &c, int tiles, bool claimed)
+{
+    typedef PackedX L;
+    int mark = 0; /* the end of claimed tiles is handed on as one mark for each storer */
+#pragma unroll 1
+    for (int i = 0; i < tiles || (claimed && !c.gone()); i++) {
+        float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+        if (!mark) {
+            c.wait_full(c.slot);
+            if (i >= tiles) {
+                const int tag = c.s.stage_tag[c.slot.index];
+                if (c.warp == 0 && c.lane == 0) c.s.job_tag[c.job % TAGS] = tag;
+                if (tag < 0) mark = 1, c.release(tag);
+            }
+        }
+        if (!mark) {
+            uint4 a[L::tiles], next[L::tiles];
+#pragma unroll
+            for (int k = 0; k < L::tiles; k++) a[k] = c.tile<L::tiles>(c.slot, k);
+#pragma unroll
+            for (int s = 0; s < L::stages; s++) {
+                if (s + 1 < L::stages) {
+                    Slot ahead = c.slot;
+                    ahead.advance(c.p.ring_stages);
+                    c.wait_full(ahead);
+#pragma unroll
+                    for (int k = 0; k < L::tiles; k++) next[k] = c.tile<L::tiles>(ahead, k);
+                }
+                multiply(even, odd, a, c.x, s * L::tiles);
+                u32 seen = 0;
+#pragma unroll
+                for (int k = 0; k < L::tiles; k++) seen |= a[k].x;
+                c.release(seen);
+#pragma unroll
+                for (int k = 0; k < L::tiles; k++) a[k] = next[k];
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++) even[k] += odd[k];
+        } else if (c.warp == 0 && c.lane == 0) {
+            c.s.job_tag[c.job % TAGS] = -mark;
+        }
+        c.hand(even);
+        if (mark && mark++ == WARPS_STORE) break;
+    }
+}
+
+template <class Task> DEVICE void gemm_x_load(Loader &c, const Task &t)
+{
+    typedef PackedX L;
+    c.stream_task(c.weights(t.weight_kib) + (u64)t.tile * L::tile_bytes, t.tiles * L::stages, L::stage_bytes);
+}
+
+/* The SM's own row tile of a [rows][K] matrix. */
+template <int K, class Task> DEVICE void row_tile_load(Loader &c, const Task &t)
+{
+    typedef Packed<K> L;
+    c.stream_task(c.weights(t.weight_kib) + (u64)t.tile * L::tile_bytes, L::stages, L::stage_bytes);
+}
+
+/* acc += row tile times the bf16 activations in[column][width], which this step wrote; width a multiple of 512, so
+ * that a stage is 4 tiles a warp.  The operands of four stages are loaded ahead of their use: they come from L2. */
+DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
+{
+    constexpr int TILES = 4, AHEAD = 4;
+    const int stages = width / 512;
+    const bool live = c.live(c.g());
+    uint4 b[AHEAD][2];
+    float odd[4] = {0, 0, 0, 0};
+    in += c.g() * width + c.warp * 64 + 8 * c.t();
+    auto fetch = [&](uint4(&d)[2], int s) {
+        d[0] = d[1] = make_uint4(0, 0, 0, 0);
+        if (live && s < stages) d[0] = load_l2(in + s * 512), d[1] = load_l2(in + s * 512 + 32);
+    };
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) fetch(b[s], s);
+#pragma unroll 1
+    for (int s0 = 0; s0 < stages; s0 += AHEAD) {
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            if (s0 + j >= stages) break;
+            uint4 a[TILES];
+            u32 seen = 0;
+            c.wait_full(c.slot);
+#pragma unroll
+            for (int k = 0; k < TILES; k++) a[k] = c.tile<TILES>(c.slot, k), seen |= a[k].x;
+            multiply(c.acc, odd, a, b[j], 0);
+            fetch(b[j], s0 + j + AHEAD);
+            c.release(seen);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) c.acc[k] += odd[k];
+}
+
+/* ------------------------------------------------------------------------------------------------ store */
+
+struct Storer : Context {
+    u32 index, job; /* index: 0 or 1; the storers take jobs in turn */
+
+    __device__ __forceinline__ int g() const { return lane >> 2; }
+    __device__ __forceinline__ int t() const { return lane & 3; }
+    __device__ __forceinline__ bool mine() const { return job % WARPS_STORE == index; }
+    __device__ __forceinline__ void wait_job() { wait(&s.job_full[job % JOBS], job / JOBS & 1); }
+    __device__ __forceinline__ const float4 *job_data() const
+    {
+        return (const float4 *)(ring + SHARED_JOBS + job % JOBS * JOB_BYTES) + lane;
+    }
+    __device__ __forceinline__ void free_job(u32 seen) { arrive(&s.job_empty[job % JOBS], seen); }
+
+    /* The job's tile, summed over the consumer warps in order: rows g, g (columns 2t, 2t+1), g+8, g+8. */
+    __device__ __forceinline__ void take(float (&v)[4])
+    {
+        const float4 *d = job_data();
+        float4 sum = d[0];
+        u32 seen = __float_as_uint(sum.x);
+#pragma unroll
+        for (int i = 1; i < WARPS_COMPUTE; i++) {
+            const float4 a = d[i * 32];
+            sum.x += a.x, sum.y += a.y, sum.z += a.z, sum.w += a.w;
+            seen |= __float_as_uint(a.x);
+        }
+        v[0] = sum.x, v[1] = sum.y, v[2] = sum.z, v[3] = sum.w;
+        free_job(seen);
+    }
+};
+
+/* ------------------------------------------------------------------------------------------------ help */
+
+struct Helper : Context {
+};
+
+/* ------------------------------------------------------------------------------------------------ dealing */
+
+/* Chunks of one (column, kv head), from the column's own visible pages alone: who else is in the batch must not move a
+ * chunk's borders, or a row's bits would depend on it. */
+DEVICE int chunk_count(int pages)
+{
+    const int a = min((pages + NMK_PAGES_PER_CHUNK - 1) / NMK_PAGES_PER_CHUNK, NMK_CHUNKS_MIN);
+    return min(max(a, pages / NMK_PAGES_PER_LONG_CHUNK), NMK_CHUNKS_MAX);
+}
+
+/* Rounds of up/gate chunks that are dealt by number; the rest go by ticket, because SMs do not stream equally fast. */
+DEVICE int static_rounds(int chunks)
+{
+    const int k = chunks / NMK_SMS;
+    return max(0, k - 2 - k / 12);
+}

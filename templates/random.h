@@ -1,0 +1,76 @@
+/* Random numbers that the host and the device must agree on bit for bit: weights without a checkpoint, and the noise of
+ * sampling.  One definition, compiled by C (the runtime, the CPU machine) and pasted into the kernel.  Integers up to
+ * one multiplication, so no compiler can contract or reorder it. */
+#ifndef NMK_RANDOM_H
+#define NMK_RANDOM_H
+
+#ifndef NMK_SHARED
+#ifdef __CUDACC__
+#define NMK_SHARED static __device__ __forceinline__
+#else
+#define NMK_SHARED static inline
+#endif
+#endif
+
+/* ---- weights ----
+ *
+ * A value depends only on (key, element of the array, natural row, k), never on the layout, so both machines hold the
+ * same numbers. */
+
+/* A bijection of 32 bits in which every input bit reaches every output bit; multipliers found by C. Wellons in a search
+ * for low bias (hash-prospector). */
+NMK_SHARED unsigned int nmk_mix(unsigned int x) {
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    x ^= x >> 16;
+    return x;
+}
+
+/* The stream of one row; element counts matrices in the array: layer * experts + expert, layer that of the model. */
+NMK_SHARED unsigned int nmk_random_row(unsigned int key, unsigned int element, unsigned int row) {
+    return nmk_mix(nmk_mix(key + element * 0x9e3779b1u) + row * 0x85ebca77u);
+}
+
+/* bf16 of (offset + u) * step, u uniform in [-2^23, 2^23), rounded to nearest even. */
+NMK_SHARED unsigned short nmk_random_bf16(unsigned int row_key, unsigned int k, int offset, float step) {
+    union {
+        float f;
+        unsigned int u;
+    } v;
+    v.f = (float)(offset + (int)(nmk_mix(row_key + k * 0xc2b2ae3du) >> 8) - 8388608) * step;
+    return (unsigned short)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
+}
+
+/* ---- sampling ----
+ *
+ * Gumbel noise of (seed, position, token): what a row draws depends on nothing else in the batch.  -3 < gumbel < 17. */
+
+/* The finaliser of MurmurHash3. */
+NMK_SHARED unsigned int nmk_fmix32(unsigned int h) {
+    h ^= h >> 16;
+    h *= 0x85ebca6bu;
+    h ^= h >> 13;
+    h *= 0xc2b2ae35u;
+    return h ^ h >> 16;
+}
+
+/* Of a column in one step. */
+typedef struct {
+    unsigned int a, b;
+} nmk_noise;
+
+NMK_SHARED nmk_noise nmk_noise_key(unsigned int seed_lo, unsigned int seed_hi, int pos) {
+    nmk_noise k;
+    k.a = nmk_fmix32(seed_lo ^ nmk_fmix32((unsigned int)pos * 0x9e3779b1u + 0x7f4a7c15u));
+    k.b = nmk_fmix32(seed_hi + nmk_fmix32(k.a ^ 0x85ebca6bu));
+    return k;
+}
+
+/* Uniform in (0, 1), exact; the noise is -log(-log(u)).  23 bits: with 24 the largest rounds to 1. */
+NMK_SHARED float nmk_noise_uniform(nmk_noise k, int token) {
+    return ((float)(nmk_fmix32(((unsigned int)token ^ k.a) * 0x9e3779b1u + k.b) >> 9) + 0.5f) * 1.1920928955078125e-7f;
+}
+
+#endif

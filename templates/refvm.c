@@ -1,0 +1,567 @@
+/* The machine of runtime/refvm.h around this model's op references.
+ *
+ * Always holds: a task runs once, after its waits are met and after every earlier task of its walk; counters only grow.
+ * Not modelled: the ring, the job buffers, and that `load` runs ahead; those are SM-local and belong to the GPU. */
+#include "refvm.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A model may lack the ops that need some of what follows. */
+#pragma GCC diagnostic ignored "-Wunused-function"
+
+enum { WORDS = NMK_DESC_WORDS, PAGE = NMK_PAGE_TOKENS, HEAD_DIM = 128, GROUP = 8, SLOT_FLOATS = GROUP * HEAD_DIM };
+
+/* The router's answer as one SM knows it.  Two of them take turns, as on the GPU; `instance` is the one held. */
+struct vm_route {
+    int instance, active;
+    int expert[NMK_EXPERT_SLOTS];                  /* ascending */
+    float weight[NMK_EXPERT_SLOTS][NMK_COLUMNS];   /* 0: the column did not choose this expert */
+};
+
+/* Running softmax of the GROUP query heads of one kv head, base 2. */
+struct softmax {
+    float m[GROUP], l[GROUP], o[GROUP][HEAD_DIM];
+};
+
+/* What an SM keeps to itself between tasks. */
+struct vm_sm {
+    int id;
+    struct vm_route route[2];
+    float acc[16][NMK_COLUMNS];
+    uint16_t xn[NMK_COLUMNS][NMK_HIDDEN];
+    struct softmax softmax; /* attention's, of the chunk it is at */
+    char err[160];
+};
+
+/* ---- numbers ---- */
+
+static inline float bf16_value(uint16_t b)
+{
+    uint32_t u = (uint32_t)b << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Round to nearest even; NaN stays NaN. */
+static inline uint16_t bf16_round(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if (f != f) return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+typedef uint16_t u16x8 __attribute__((vector_size(16), aligned(2), may_alias));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef float f32x8 __attribute__((vector_size(32)));
+
+/* Products and sums in f32, in one order whatever the machine: 32 running sums, so that a compiler can use any vector
+ * width (and no fused multiply-add, which would change the bits). */
+__attribute__((target_clones("avx2", "default"))) static float dot(const uint16_t *a, const uint16_t *b, int n)
+{
+    f32x8 sum[4] = {{0}, {0}, {0}, {0}};
+    int i = 0;
+    for (; i + 32 <= n; i += 32)
+        for (int j = 0; j < 4; j++) {
+            const u32x8 x = __builtin_convertvector(*(const u16x8 *)(a + i + 8 * j), u32x8) << 16;
+            const u32x8 y = __builtin_convertvector(*(const u16x8 *)(b + i + 8 * j), u32x8) << 16;
+            sum[j] += (f32x8)x * (f32x8)y;
+        }
+    const f32x8 all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    float total = ((all[0] + all[4]) + (all[2] + all[6])) + ((all[1] + all[5]) + (all[3] + all[7]));
+    for (; i < n; i++) total += bf16_value(a[i]) * bf16_value(b[i]);
+    return total;
+}
+
+/* o[i] = o[i] * scale + sum over n rows of p[j] * row[j][i], for one head's output. */
+__attribute__((target_clones("avx2", "default"))) static void accumulate(float *o, float scale, const float *p,
+                                                                        const uint16_t *const *row, int n)
+{
+    for (int i = 0; i < HEAD_DIM; i += 8) {
+        f32x8 sum = {0};
+        for (int j = 0; j < n; j++) {
+            const u32x8 v = __builtin_convertvector(*(const u16x8 *)(row[j] + i), u32x8) << 16;
+            sum += (f32x8)v * p[j];
+        }
+        for (int k = 0; k < 8; k++) o[i + k] = o[i + k] * scale + sum[k];
+    }
+}
+
+static inline float silu(float x)
+{
+    return x / (1.0f + expf(-x));
+}
+
+//@slot random
+/* The inner logarithm must be the accurate one: near u = 1 a fast one's absolute error is larger than the result. */
+static float noise(nmk_noise k, int32_t id)
+{
+    return -logf(-logf(nmk_noise_uniform(k, id)));
+}
+
+float nmk_gumbel(uint32_t seed_lo, uint32_t seed_hi, int32_t pos, int32_t id)
+{
+    return noise(nmk_noise_key(seed_lo, seed_hi, pos), id);
+}
+
+/* ---- what the references reach ---- */
+
+static inline int active(const struct nmk_vm *vm, int n)
+{
+    return vm->control->column[n].pos >= 0;
+}
+
+static inline void *buffer(const struct nmk_vm *vm, int32_t offset128)
+{
+    return vm->arena + (size_t)offset128 * 128;
+}
+
+/* Row `row` of matrix `m` of an array of [rows][columns] matrices.  Each begins where its packed form begins, and that
+ * is padded to 256 columns. */
+static inline const uint16_t *weight_row(const struct nmk_vm *vm, int32_t kib, int m, int rows, int columns, int row)
+{
+    const size_t packed = (size_t)rows * (size_t)((columns + 255) / 256 * 256) * 2;
+    return (const uint16_t *)(vm->weights + (size_t)kib * 1024 + (size_t)m * packed) + (size_t)row * (size_t)columns;
+}
+
+/* Page that holds `pos` of column c: [K|V][64][head_dim] of one layer and kv head. */
+static inline uint16_t *kv_page(const struct nmk_vm *vm, const struct nmk_column *c, int pos, int sliding, int layers,
+                                int layer, int kv_heads, int kv_head)
+{
+    const int32_t *table = sliding ? vm->table_sliding : vm->table_full;
+    const size_t page = (size_t)table[c->slot * vm->table_stride + pos / PAGE];
+    const size_t at = (page * (size_t)layers + (size_t)layer) * (size_t)kv_heads + (size_t)kv_head;
+    return (uint16_t *)(sliding ? vm->kv_sliding : vm->kv_full) + at * (2 * PAGE * HEAD_DIM);
+}
+
+/* The pages a column sees, and how they are cut.  Depends on the column alone, never on its neighbours, so a row's bits
+ * are the same in any batch. */
+struct chunks {
+    int lo;    /* first visible position */
+    int first; /* its page */
+    int pages; /* at least 1 */
+    int count; /* chunk i holds the pages first + [pages * i / count, pages * (i + 1) / count) */
+};
+
+static struct chunks chunks_of(const struct nmk_column *c, int sliding, int window)
+{
+    struct chunks s = {0};
+    if (sliding && c->pos + 1 > window) s.lo = c->pos + 1 - window;
+    s.first = s.lo / PAGE;
+    s.pages = (c->base > s.lo ? (c->base - 1) / PAGE : s.first) - s.first + 1;
+    const int few = (s.pages + NMK_PAGES_PER_CHUNK - 1) / NMK_PAGES_PER_CHUNK;
+    const int many = s.pages / NMK_PAGES_PER_LONG_CHUNK;
+    s.count = few < NMK_CHUNKS_MIN ? few : NMK_CHUNKS_MIN;
+    if (s.count < many) s.count = many;
+    if (s.count > NMK_CHUNKS_MAX) s.count = NMK_CHUNKS_MAX;
+    return s;
+}
+
+/* Takes in n <= 16 tokens: their K and V rows.  As on the device, the exponentials are relative to the maximum of these
+ * tokens and go into the product rounded to bf16, but into the sum as they are. */
+static void attend(struct softmax *s, const uint16_t *q, const uint16_t *const *k, const uint16_t *const *v, int n)
+{
+    if (n == 0) return;
+    for (int h = 0; h < GROUP; h++) {
+        float p[16], top = -1e30f, sum = 0;
+        for (int j = 0; j < n; j++) {
+            p[j] = dot(q + h * HEAD_DIM, k[j], HEAD_DIM);
+            if (p[j] > top || p[j] != p[j]) top = p[j];
+        }
+        const float m = s->m[h] > top ? s->m[h] : top, old = exp2f(s->m[h] - m), fresh = exp2f(top - m);
+        for (int j = 0; j < n; j++) {
+            p[j] = exp2f(p[j] - top);
+            sum += p[j];
+            p[j] = bf16_value(bf16_round(p[j])) * fresh;
+        }
+        s->l[h] = s->l[h] * old + sum * fresh;
+        s->m[h] = m;
+        accumulate(s->o[h], old, p, v, n);
+    }
+}
+
+/* One column's best candidate so far; ties go to the lower id. */
+struct candidate {
+    float value;
+    int32_t id;
+};
+
+static inline void better(struct candidate *best, float value, int32_t id)
+{
+    if (value > best->value || (value == best->value && id < best->id)) best->value = value, best->id = id;
+}
+
+static int fail(struct vm_sm *sm, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static int fail(struct vm_sm *sm, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sm->err, sizeof sm->err, format, args);
+    va_end(args);
+    return -1;
+}
+
+/* The routing instance that the task at d names, or NULL with sm->err when the SM holds another. */
+static const struct vm_route *route_of(struct vm_sm *sm, const int32_t *d)
+{
+    const struct vm_route *r = &sm->route[d[7] & 1];
+    if (r->instance == d[7]) return r;
+    fail(sm, "reads routing %d while the SM holds %d", d[7], r->instance);
+    return NULL;
+}
+
+/* ---- ops ---- */
+
+struct op {
+    const char *name;
+    int arrivals; /* of one task at its counter */
+    int help;     /* 1: belongs to the helper's walk */
+};
+
+static const struct op op_table[] = {
+    {"end", 0, 0},
+    //@slot table
+};
+
+enum { OPS = (int)(sizeof op_table / sizeof *op_table) };
+
+//@slot ops
+
+static int execute(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
+{
+    switch (d[0]) {
+    //@slot dispatch
+    }
+    return fail(sm, "no such op");
+}
+
+/* ---- the machine ---- */
+
+enum { RAN, BLOCKED, DONE, BROKEN };
+
+struct walk {
+    int sm, help;
+    int next;   /* task index */
+    int parked; /* next walk parked at the same counter, or -1 */
+    int slow;   /* only moves when no other can; see step_seeded */
+};
+
+/* The walks parked at one counter, and the fewest arrivals that one of them waits for. */
+struct lot {
+    int first, arrivals;
+};
+
+enum { WALKS = 2 * NMK_SMS };
+
+struct nmk_vm_state {
+    struct vm_sm sm[NMK_SMS];
+    struct walk walk[WALKS];
+    struct lot lot[NMK_COUNTERS]; /* one thread only */
+    /* the rest: workers only */
+    int workers;
+    atomic_char taken[WALKS]; /* by a worker, or done */
+    atomic_int done;          /* walks at their end */
+    atomic_uint version;      /* counts signals */
+    atomic_int stop;          /* 1: give up */
+    atomic_uint idle_at[NMK_VM_THREADS]; /* version + 1 at which a worker found nothing to do; see work() */
+    int broken;                          /* walk that stopped on an error, or -1 */
+};
+
+static inline _Atomic uint32_t *counter(const struct nmk_vm *vm, int c)
+{
+    return (_Atomic uint32_t *)(vm->counters + (size_t)c * NMK_COUNTER_WORDS);
+}
+
+static inline const int32_t *task_at(const struct nmk_vm *vm, int sm, int index)
+{
+    return vm->lists + ((size_t)sm * NMK_MAX_TASKS + (size_t)index) * WORDS;
+}
+
+/* Whether counter c has `arrivals` of every step so far, this one included. */
+static inline int reached(const struct nmk_vm *vm, int c, int arrivals)
+{
+    const uint32_t target = (uint32_t)vm->epoch * (uint32_t)arrivals;
+    return (int32_t)(atomic_load_explicit(counter(vm, c), memory_order_acquire) - target) >= 0;
+}
+
+static inline int wait_arrivals(const int32_t *d, int c)
+{
+    return d[2] == c ? d[3] : d[5];
+}
+
+/* Index (0 or 1) of the first wait of d that is not met, or -1. */
+static int unmet(const struct nmk_vm *vm, const int32_t *d)
+{
+    for (int i = 0; i < 2; i++)
+        if (d[2 + 2 * i] >= 0 && !reached(vm, d[2 + 2 * i], d[3 + 2 * i])) return i;
+    return -1;
+}
+
+static int sane(const int32_t *d)
+{
+    if (d[0] < 0 || d[0] >= OPS) return 0;
+    return d[2] < NMK_COUNTERS && d[4] < NMK_COUNTERS && d[6] < NMK_COUNTERS;
+}
+
+/* Moves walk w one task on.  RAN: *signalled is the counter that went up, or -1.  BLOCKED: *signalled is the counter
+ * that the walk waits for.  BROKEN: the SM has the message. */
+static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
+{
+    struct vm_sm *sm = &vm->state->sm[w->sm];
+    *signalled = -1;
+    for (;; w->next++) {
+        if (w->next >= NMK_MAX_TASKS) {
+            fail(sm, "list has no end");
+            return BROKEN;
+        }
+        const int32_t *d = task_at(vm, w->sm, w->next);
+        if (d[0] == 0) return DONE;
+        if (!sane(d)) {
+            fail(sm, "opcode or counter out of range");
+            return BROKEN;
+        }
+        if (op_table[d[0]].help != w->help) continue;
+        const int wait = unmet(vm, d);
+        if (wait >= 0) {
+            *signalled = d[2 + 2 * wait];
+            return BLOCKED;
+        }
+        if (execute(vm, sm, d)) return BROKEN;
+        if (d[6] >= 0) {
+            *signalled = d[6];
+            atomic_fetch_add_explicit(counter(vm, d[6]), (uint32_t)op_table[d[0]].arrivals, memory_order_release);
+        }
+        w->next++;
+        return RAN;
+    }
+}
+
+static int append(char *err, size_t len, int at, const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+static int append(char *err, size_t len, int at, const char *format, ...)
+{
+    va_list args;
+    if (at < 0 || (size_t)at >= len) return at;
+    va_start(args, format);
+    at += vsnprintf(err + at, len - (size_t)at, format, args);
+    va_end(args);
+    return at;
+}
+
+static int name_task(char *err, size_t len, int at, const int32_t *d)
+{
+    const char *op = d[0] > 0 && d[0] < OPS ? op_table[d[0]].name : "?";
+    if (d[1] < 0) return append(err, len, at, "%s", op);
+    return append(err, len, at, "layer%d.%s", d[1], op);
+}
+
+static int report_broken(const struct nmk_vm *vm, int broken, char *err, size_t len)
+{
+    const struct walk *w = &vm->state->walk[broken];
+    int at = append(err, len, 0, "SM %d, task %d, ", w->sm, w->next);
+    if (w->next < NMK_MAX_TASKS) at = append(err, len, name_task(err, len, at, task_at(vm, w->sm, w->next)), ": ");
+    append(err, len, at, "%s", vm->state->sm[w->sm].err);
+    return -1;
+}
+
+/* The task that walk w waits at, and in *wait which of its waits; NULL when it does not wait. */
+static const int32_t *waiting_task(const struct nmk_vm *vm, const struct walk *w, int *wait)
+{
+    const int32_t *d = w->next < NMK_MAX_TASKS ? task_at(vm, w->sm, w->next) : NULL;
+    if (!d || d[0] == 0 || !sane(d) || op_table[d[0]].help != w->help) return NULL;
+    *wait = unmet(vm, d);
+    return *wait < 0 ? NULL : d;
+}
+
+/* One line: who waits for what, tasks that differ in nothing but the SM named once. */
+static int report_deadlock(const struct nmk_vm *vm, char *err, size_t len)
+{
+    char told[WALKS] = {0};
+    int at = append(err, len, 0, "deadlock"), lines = 0;
+    for (int i = 0; i < WALKS; i++) {
+        const struct walk *w = &vm->state->walk[i];
+        int wait, other_wait, sms = 1;
+        const int32_t *d = told[i] ? NULL : waiting_task(vm, w, &wait), *other;
+        if (!d) continue;
+        for (int j = i + 1; j < WALKS; j++)
+            if ((other = waiting_task(vm, &vm->state->walk[j], &other_wait)) && other[0] == d[0] && other[1] == d[1] &&
+                other_wait == wait && !memcmp(other + 2, d + 2, 4 * sizeof *d))
+                told[j] = 1, sms++;
+        const int c = d[2 + 2 * wait];
+        at = append(err, len, at, lines++ ? "; " : ": ");
+        at = name_task(err, len, at, d);
+        at = append(err, len, at, " on SM %d", w->sm);
+        if (sms > 1) at = append(err, len, at, " and %d more", sms - 1);
+        at = append(err, len, at, " waits for %s (counter %d: %u of %u)", nmk_counter_names[c], c,
+                    (unsigned)atomic_load(counter(vm, c)), (unsigned)vm->epoch * (unsigned)d[3 + 2 * wait]);
+    }
+    return -1;
+}
+
+static uint64_t draw(uint64_t *s)
+{
+    uint64_t z = *s += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static inline void wake(const struct nmk_vm_state *s, int who, int ready[2][WALKS], int n[2])
+{
+    const int slow = s->walk[who].slow;
+    ready[slow][n[slow]++] = who;
+}
+
+/* One thread.  A drawn walk runs a drawn number of tasks (1 to 128, so that some run far ahead) or up to a wait that is
+ * not met; there it parks at the counter until someone signals it.  A few drawn walks are slow: they move one task at a
+ * time, and only when no other can.  Without them a missing wait for somebody far behind would go unseen: with everyone
+ * equally fast nobody is ever far behind. */
+static int step_seeded(struct nmk_vm *vm, char *err, size_t err_len)
+{
+    struct nmk_vm_state *s = vm->state;
+    int ready[2][WALKS], n[2] = {0, 0}, left = WALKS;
+    uint64_t random = vm->seed;
+
+    const int slow = (int)(draw(&random) % 4 * 3); /* 0, 3, 6 or 9 */
+    for (int i = 0; i < slow; i++) s->walk[draw(&random) % WALKS].slow = 1;
+    for (int i = 0; i < NMK_COUNTERS; i++) s->lot[i] = (struct lot){-1, INT32_MAX};
+    for (int i = 0; i < WALKS; i++) wake(s, i, ready, n);
+    while (n[0] + n[1] > 0) {
+        const uint64_t r = draw(&random);
+        const int pool = n[0] == 0, at = (int)((r >> 32) % (unsigned)n[pool]), who = ready[pool][at];
+        struct walk *w = &s->walk[who];
+        int burst = pool ? 1 : 1 << (r & 7), got = RAN;
+        while (got == RAN && burst-- > 0) {
+            int c;
+            got = advance(vm, w, &c);
+            if (got == BROKEN) return report_broken(vm, who, err, err_len);
+            if (c < 0) continue;
+            struct lot *lot = &s->lot[c];
+            if (got == BLOCKED) {
+                const int arrivals = wait_arrivals(task_at(vm, w->sm, w->next), c);
+                w->parked = lot->first, lot->first = who;
+                if (arrivals < lot->arrivals) lot->arrivals = arrivals;
+            } else if (lot->first >= 0 && reached(vm, c, lot->arrivals)) {
+                for (int i = lot->first; i >= 0; i = s->walk[i].parked) wake(s, i, ready, n);
+                *lot = (struct lot){-1, INT32_MAX};
+            }
+        }
+        if (got == RAN) continue;
+        ready[pool][at] = ready[pool][--n[pool]]; /* the last one may be a walk that was just woken */
+        if (got == DONE) left--;
+    }
+    return left ? report_deadlock(vm, err, err_len) : 0;
+}
+
+struct worker {
+    struct nmk_vm *vm;
+    int id;
+};
+
+/* Moves walk i on as far as it goes, unless another worker has it.  1: it moved; 0: it did not; -1: it broke. */
+static int push(struct nmk_vm *vm, int i)
+{
+    struct nmk_vm_state *s = vm->state;
+    int moved = 0, got = DONE, c;
+    if (atomic_load_explicit(&s->taken[i], memory_order_relaxed) || atomic_exchange(&s->taken[i], 1)) return 0;
+    while ((got = advance(vm, &s->walk[i], &c)) == RAN) {
+        moved = 1;
+        if (c >= 0) atomic_fetch_add(&s->version, 1);
+    }
+    if (got == BROKEN && !atomic_exchange(&s->stop, 1)) s->broken = i;
+    if (got == DONE) atomic_fetch_add(&s->done, 1); /* and stays taken */
+    if (got == BLOCKED) atomic_store(&s->taken[i], 0);
+    return got == BROKEN ? -1 : moved;
+}
+
+/* A worker prefers the SMs id, id + workers, ..., but takes any walk rather than wait: a worker that the system has put
+ * aside holds up its one walk only.  A worker that finds nothing to do publishes the count of signals that it had
+ * seen before it looked.  When all have looked in vain at the present count nobody is left to signal: a deadlock.  (A
+ * walk that was skipped because it was taken is looked at by the worker that has it.) */
+static void *work(void *arg)
+{
+    const struct worker *me = arg;
+    struct nmk_vm *vm = me->vm;
+    struct nmk_vm_state *s = vm->state;
+
+    while (!atomic_load(&s->stop) && atomic_load(&s->done) < WALKS) {
+        const unsigned version = atomic_load(&s->version);
+        int moved = 0;
+        for (int pass = 0; pass < 2 && !moved; pass++)
+            for (int i = 0; i < WALKS; i++) {
+                if ((s->walk[i].sm % s->workers == me->id) == pass) continue;
+                const int got = push(vm, i);
+                if (got < 0) return NULL;
+                moved |= got;
+                if (pass && moved) break;
+            }
+        if (moved) continue;
+        atomic_store(&s->idle_at[me->id], version + 1);
+        while (atomic_load(&s->version) == version && atomic_load(&s->done) < WALKS && !atomic_load(&s->stop)) {
+            int idle = 0;
+            for (int i = 0; i < s->workers; i++) idle += atomic_load(&s->idle_at[i]) == version + 1;
+            if (idle == s->workers && atomic_load(&s->version) == version && atomic_load(&s->done) < WALKS)
+                atomic_store(&s->stop, 1);
+            sched_yield();
+        }
+    }
+    return NULL;
+}
+
+static int step_threaded(struct nmk_vm *vm, char *err, size_t err_len)
+{
+    struct nmk_vm_state *s = vm->state;
+    struct worker worker[NMK_VM_THREADS];
+    pthread_t thread[NMK_VM_THREADS];
+    int made = 1;
+
+    s->broken = -1;
+    s->workers = vm->threads < NMK_VM_THREADS ? vm->threads : NMK_VM_THREADS;
+    atomic_store(&s->version, 0), atomic_store(&s->stop, 0), atomic_store(&s->done, 0);
+    for (int i = 0; i < WALKS; i++) atomic_store(&s->taken[i], 0);
+    for (int i = 0; i < s->workers; i++) {
+        worker[i] = (struct worker){vm, i};
+        atomic_store(&s->idle_at[i], 0);
+    }
+    for (; made < s->workers; made++)
+        if (pthread_create(&thread[made], NULL, work, &worker[made])) break;
+    const int all = made == s->workers;
+    if (!all) atomic_store(&s->stop, 1);
+    if (all) work(&worker[0]);
+    for (int i = 1; i < made; i++) pthread_join(thread[i], NULL);
+    if (!all) return append(err, err_len, 0, "cannot start a worker thread"), -1;
+    if (s->broken >= 0) return report_broken(vm, s->broken, err, err_len);
+    return atomic_load(&s->stop) ? report_deadlock(vm, err, err_len) : 0;
+}
+
+int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
+{
+    if (!vm->state && !(vm->state = calloc(1, sizeof *vm->state)))
+        return append(err, err_len, 0, "out of memory for the reference machine"), -1;
+    struct nmk_vm_state *s = vm->state;
+    for (int i = 0; i < NMK_SMS; i++) {
+        struct vm_sm *sm = &s->sm[i];
+        sm->id = i, sm->err[0] = 0;
+        sm->route[0].instance = sm->route[1].instance = -1;
+        memset(sm->acc, 0, sizeof sm->acc);
+        s->walk[i] = (struct walk){.sm = i, .help = 0, .parked = -1};
+        s->walk[NMK_SMS + i] = (struct walk){.sm = i, .help = 1, .parked = -1};
+    }
+    for (int n = 0; n < NMK_COLUMNS; n++) vm->out[n] = -1;
+    return vm->threads > 1 ? step_threaded(vm, err, err_len) : step_seeded(vm, err, err_len);
+}
+
+void nmk_vm_close(struct nmk_vm *vm)
+{
+    free(vm->state);
+    vm->state = NULL;
+}
