@@ -1,0 +1,170 @@
+/* The CPU reference machine as a machine: addresses are pointers, a queued step has ended when the call returns. */
+#include "machine.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "hang.h"
+#include "refvm.h"
+
+enum { BLOCKS = 32, TIMES = 64 };
+
+typedef struct {
+    nmk_machine base;
+    struct nmk_vm vm;
+    struct {
+        void *p;
+        uint64_t bytes;
+    } block[BLOCKS];
+    uint64_t steps;
+    double ms[TIMES];
+} cpu_machine;
+
+static cpu_machine *of(nmk_machine *m) { return (cpu_machine *)m; }
+
+static void *at(uint64_t address) { return (void *)(uintptr_t)address; }
+
+static void cpu_close(nmk_machine *m) {
+    cpu_machine *c = of(m);
+    if (!c) return;
+    nmk_vm_close(&c->vm);
+    for (int i = 0; i < BLOCKS; i++)
+        if (c->block[i].p) munmap(c->block[i].p, c->block[i].bytes);
+    free(m->out), free((void *)(uintptr_t)m->hang);
+    free(c);
+}
+
+/* Mapped, not malloc'd: pages of a large pool cost nothing before their first use. */
+static int cpu_alloc(nmk_machine *m, uint64_t *address, uint64_t bytes, const char *what, nmk_err *e) {
+    cpu_machine *c = of(m);
+    int i = 0;
+    while (i < BLOCKS && c->block[i].p) i++;
+    assert(i < BLOCKS);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return nmk_fail(e, "no %.1f MiB of memory for %s", (double)bytes / 0x1p20, what);
+    c->block[i].p = p, c->block[i].bytes = bytes;
+    *address = (uint64_t)(uintptr_t)p;
+    return 0;
+}
+
+static void cpu_release(nmk_machine *m, uint64_t address) {
+    cpu_machine *c = of(m);
+    for (int i = 0; i < BLOCKS; i++)
+        if (address && c->block[i].p == at(address)) munmap(c->block[i].p, c->block[i].bytes), c->block[i].p = NULL;
+}
+
+static uint64_t cpu_free_bytes(nmk_machine *m) {
+    (void)m;
+    long pages = sysconf(_SC_AVPHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+    return pages > 0 && bytes > 0 ? (uint64_t)pages * (uint64_t)bytes : (uint64_t)1 << 30;
+}
+
+static int cpu_read(nmk_machine *m, void *dst, uint64_t src, uint64_t bytes, nmk_err *e) {
+    (void)m, (void)e;
+    memcpy(dst, at(src), bytes);
+    return 0;
+}
+
+static int cpu_write(nmk_machine *m, uint64_t dst, const void *src, uint64_t bytes, nmk_err *e) {
+    (void)m, (void)e;
+    memcpy(at(dst), src, bytes);
+    return 0;
+}
+
+static int cpu_fill(nmk_machine *m, uint64_t dst, int byte, uint64_t bytes, nmk_err *e) {
+    (void)m, (void)e;
+    memset(at(dst), byte, bytes);
+    return 0;
+}
+
+static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
+    cpu_machine *c = of(m);
+    struct nmk_vm *vm = &c->vm;
+    vm->lists = at(p->lists), vm->weights = at(p->weights), vm->arena = at(p->arena);
+    vm->kv_full = at(p->kv_full), vm->kv_sliding = at(p->kv_sliding);
+    vm->control = at(p->control);
+    vm->table_full = at(p->table_full), vm->table_sliding = at(p->table_sliding), vm->table_stride = p->table_stride;
+    vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + (size_t)p->out_row * NMK_COLUMNS;
+    vm->counters = at(p->counters), vm->epoch = p->epoch;
+    char why[sizeof e->text];
+    uint64_t start_ns = nmk_now_ns();
+    int rc = nmk_vm_step(vm, why, sizeof why);
+    c->ms[c->steps++ % TIMES] = 1e-6 * (double)(nmk_now_ns() - start_ns);
+    return rc ? nmk_fail(e, "the CPU machine: %.900s", why) : 0;
+}
+
+static int cpu_wait_step(nmk_machine *m, uint64_t number, nmk_err *e) {
+    (void)m, (void)number, (void)e;
+    return 0;
+}
+
+static int cpu_wait_all(nmk_machine *m, nmk_err *e) {
+    (void)m, (void)e;
+    return 0;
+}
+
+static double cpu_step_ms(nmk_machine *m, uint64_t number) { return of(m)->ms[number % TIMES]; }
+
+static int cpu_load_weights(nmk_machine *m, const nmk_checkpoint *checkpoint, uint64_t address, const nmk_options *o,
+                            nmk_err *e) {
+    (void)m;
+    nmk_weight_tables tables = nmk_model_tables();
+    if (!o->random_weights) return nmk_checkpoint_load_host(checkpoint, at(address), o->progress, o->progress_user, e);
+    nmk_random_load_host(&tables, at(address), o->weights_seed);
+    return 0;
+}
+
+/* Any finite bf16 will do: 2^-7 .. 2^0 of either sign. */
+static int cpu_random_kv(nmk_machine *m, uint64_t address, uint64_t bytes, uint64_t seed, nmk_err *e) {
+    (void)m, (void)e;
+    uint16_t *v = at(address);
+    uint64_t s = seed * 2 + 1;
+    for (uint64_t i = 0; i < bytes / 2; i++) {
+        s = s * 6364136223846793005u + 1442695040888963407u;
+        v[i] = (uint16_t)((s >> 63) << 15 | (120 + (s >> 40) % 7) << 7 | (s >> 50 & 127));
+    }
+    return 0;
+}
+
+static const struct nmk_machine_calls calls = {
+    .close = cpu_close,
+    .enter = cpu_wait_all,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .free_bytes = cpu_free_bytes,
+    .read = cpu_read,
+    .write = cpu_write,
+    .fill = cpu_fill,
+    .queue_write = cpu_write,
+    .queue_step = cpu_queue_step,
+    .wait_step = cpu_wait_step,
+    .wait_all = cpu_wait_all,
+    .step_ms = cpu_step_ms,
+    .load_weights = cpu_load_weights,
+    .random_kv = cpu_random_kv,
+};
+
+int nmk_cpu_machine_open(nmk_machine **machine, const nmk_options *o, nmk_err *e) {
+    (void)e;
+    cpu_machine *c = xcalloc(1, sizeof *c);
+    nmk_machine *m = &c->base;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    c->vm.threads = o->cpu_threads > 0 ? o->cpu_threads : cores > 16 ? 16 : cores > 0 ? (int)cores : 1;
+    if (c->vm.threads > NMK_VM_THREADS) c->vm.threads = NMK_VM_THREADS;
+    m->calls = &calls, m->most_ahead = 1;
+    m->out = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->out);
+    m->hang = xcalloc(NMK_HANGS, sizeof *m->hang);
+    m->out_address = (uint64_t)(uintptr_t)m->out, m->hang_address = (uint64_t)(uintptr_t)m->hang;
+    snprintf(m->name, sizeof m->name, "cpu (%d thread%s)", c->vm.threads, c->vm.threads == 1 ? "" : "s");
+    *machine = m;
+    return 0;
+}
+
+void nmk_cpu_machine_force(nmk_machine *m, const void *arena) {
+    assert(m->calls == &calls);
+    of(m)->vm.forced = arena;
+}

@@ -1,0 +1,623 @@
+/* The engine: a model on a machine, its rows, and the step loop.
+ *
+ * Always: a step's columns are on the machine before it, either queued by the host or left by the step before; the host
+ * reads tokens of steps that ended while later ones run.  A row's numbers never depend on the other rows: a prompt is
+ * cut into steps by its own positions alone, one prompt a step. */
+#include "engine.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "config.h"
+#include "cuda.h"
+#include "hang.h"
+
+enum {
+    MAX_LEN_DEFAULT = 256 << 10,
+    STEPS_AHEAD_DEFAULT = 8,
+    NOT_WRITTEN = INT_MIN,
+    LINE_BYTES = 128, /* a counter, a ticket and the abort flag have a cache line each */
+    COUNTERS_BYTES = NMK_COUNTERS * LINE_BYTES,
+    TICKETS_BYTES = NMK_TICKETS * 2 * LINE_BYTES
+};
+
+/* A batch has a column for each row. */
+const int nmk_rows = NMK_COLUMNS;
+_Static_assert(NMK_COLUMNS <= NMK_ROWS, "programs have room for this many rows");
+_Static_assert(sizeof((nmk_stats *)0)->stop_ids / sizeof(int) == NMK_STOP_IDS, "stop ids fit the statistics");
+
+static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* ---- opening ---- */
+
+/* megakernel.cu and encoder.c come from one run of nmkgen: both carry its hash. */
+static int check_hash(nmk_err *e) {
+    static const char mark[] = "#define NMK_HASH ";
+    const char *at = strstr(nmk_kernel_source, mark);
+    uint64_t hash = at ? strtoull(at + sizeof mark - 1, NULL, 0) : 0;
+    if (hash == nmk_hash) return 0;
+    return nmk_fail(e, "megakernel.cu (%016llx) and encoder.c (%016llx) are not of one generation: build again",
+                    (unsigned long long)hash, (unsigned long long)nmk_hash);
+}
+
+typedef struct {
+    float *table;
+    int first, end, half;
+    const float *inv_freq;
+} rope_part;
+
+static void *fill_rope(void *argument) {
+    const rope_part *part = argument;
+    for (int pos = part->first; pos < part->end; pos++)
+        for (int j = 0; j < part->half; j++) {
+            float angle = (float)pos * part->inv_freq[j];
+            float *pair = part->table + ((size_t)pos * (size_t)part->half + (size_t)j) * 2;
+            pair[0] = cosf(angle), pair[1] = sinf(angle);
+        }
+    return NULL;
+}
+
+/* [max_len][head_dim/2] pairs cos, sin; f32 throughout, as transformers computes it. */
+static float *rope_table(int max_len) {
+    enum { HALF = NMK_HEAD_DIM / 2, THREADS = 8 };
+    float inv_freq[HALF];
+    for (int j = 0; j < HALF; j++) inv_freq[j] = (float)(1.0 / pow((double)NMK_ROPE_THETA, 2.0 * j / NMK_HEAD_DIM));
+    float *table = xmalloc((size_t)max_len * HALF * 2 * sizeof *table);
+    rope_part part[THREADS];
+    pthread_t thread[THREADS];
+    bool started[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        part[i] = (rope_part){table, (int)((int64_t)max_len * i / THREADS), (int)((int64_t)max_len * (i + 1) / THREADS),
+                              HALF, inv_freq};
+        started[i] = pthread_create(&thread[i], NULL, fill_rope, &part[i]) == 0;
+        if (!started[i]) fill_rope(&part[i]);
+    }
+    for (int i = 0; i < THREADS; i++)
+        if (started[i]) pthread_join(thread[i], NULL);
+    return table;
+}
+
+/* The number after "cuda:" (0 after "cuda"), or -1. */
+static int gpu_index(const char *device) {
+    if (!strcmp(device, "cuda")) return 0;
+    if (strncmp(device, "cuda:", 5) || device[5] < '0' || device[5] > '9') return -1;
+    char *end;
+    long index = strtol(device + 5, &end, 10);
+    return *end || index > INT_MAX ? -1 : (int)index;
+}
+
+static int open_machine(nmk_machine **machine, const nmk_options *o, nmk_err *e) {
+    const char *device = o->device && *o->device ? o->device : "auto";
+    int index = 0;
+    if (!strcmp(device, "cpu")) return nmk_cpu_machine_open(machine, o, e);
+    if (!strcmp(device, "auto")) {
+        int count = 0;
+        if (nmk_cuda_load(e) || nmk_cuda.cuDeviceGetCount(&count) || count == 0) {
+            if (e) e->text[0] = 0;
+            return nmk_cpu_machine_open(machine, o, e);
+        }
+    } else if ((index = gpu_index(device)) < 0) {
+        return nmk_fail(e, "device %s: expected auto, cpu or cuda:N", device);
+    }
+    return nmk_gpu_machine_open(machine, index, o, e);
+}
+
+static int upload(nmk_machine *m, uint64_t *address, const void *data, uint64_t bytes, const char *what, nmk_err *e) {
+    if (m->calls->alloc(m, address, bytes, what, e)) return -1;
+    return m->calls->write(m, *address, data, bytes, e);
+}
+
+static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    nmk_kv_shape shape = {.full_layers = NMK_FULL_LAYERS,
+                          .sliding_layers = NMK_SLIDING_LAYERS,
+                          .kv_heads = NMK_KV_HEADS,
+                          .head_dim = NMK_HEAD_DIM,
+                          .window = NMK_SLIDING_WINDOW,
+                          .columns = NMK_COLUMNS,
+                          .page_tokens = NMK_PAGE_TOKENS};
+    assert(nmk_kv_page_bytes(&shape, 0) == NMK_KV_PAGE_BYTES_FULL);
+    assert(nmk_kv_page_bytes(&shape, 1) == NMK_KV_PAGE_BYTES_SLIDING);
+    uint64_t budget = m->calls->free_bytes(m);
+    budget = m->on_gpu ? budget / 10 * 9 : budget / 2;
+    if (o->kv_bytes) budget = min_u64(budget, o->kv_bytes);
+    if (nmk_kv_init(&g->kv, &shape, nmk_rows, g->max_len, budget, e)) return -1;
+    g->stats.kv_bytes = nmk_kv_pool_bytes(&g->kv, 0) + nmk_kv_pool_bytes(&g->kv, 1);
+    uint64_t table_bytes = sizeof(int32_t) * NMK_COLUMNS * (uint64_t)g->kv.stride;
+    uint64_t *pool[2] = {&g->params.kv_full, &g->params.kv_sliding};
+    uint64_t *table[2] = {&g->params.table_full, &g->params.table_sliding};
+    for (int k = 0; k < 2; k++) {
+        uint64_t bytes = nmk_kv_pool_bytes(&g->kv, k);
+        if (m->calls->alloc(m, pool[k], bytes ? bytes : 1, "keys and values", e)) return -1;
+        if (m->calls->alloc(m, table[k], table_bytes, "page tables", e)) return -1;
+    }
+    g->params.table_stride = g->kv.stride;
+    return 0;
+}
+
+static int open_lists(nmk_engine *g, nmk_err *e) {
+    size_t words = (size_t)NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS;
+    int32_t *counts = xcalloc(NMK_SMS, sizeof *counts);
+    g->lists = xcalloc(words, sizeof *g->lists);
+    int rc = nmk_encode(g->lists, counts);
+    free(counts);
+    if (rc) return nmk_fail(e, "the task lists are not those that nmkgen proved: build again");
+    return upload(g->machine, &g->params.lists, g->lists, words * sizeof *g->lists, "task lists", e);
+}
+
+static int open_state(nmk_engine *g, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    nmk_params *p = &g->params;
+    if (m->calls->alloc(m, &p->arena, NMK_ARENA_BYTES, "activations", e)) return -1;
+    if (m->calls->alloc(m, &p->control, sizeof(nmk_control), "control block", e)) return -1;
+    if (m->calls->alloc(m, &p->counters, COUNTERS_BYTES, "counters", e)) return -1;
+    if (m->calls->alloc(m, &p->tickets, TICKETS_BYTES, "tickets", e)) return -1;
+    if (m->calls->alloc(m, &p->abort, LINE_BYTES, "abort flag", e)) return -1;
+    float *rope = rope_table(g->max_len);
+    int rc = upload(m, &p->rope, rope, (uint64_t)g->max_len * NMK_HEAD_DIM * sizeof *rope, "rope table", e);
+    free(rope);
+    if (rc) return -1;
+    p->out = m->out_address, p->hang = m->hang_address;
+    nmk_control control = {0};
+    for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
+    return nmk_engine_set_control(g, &control, e);
+}
+
+static int open_weights(nmk_engine *g, const nmk_checkpoint *checkpoint, const nmk_options *o, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    uint64_t bytes = (uint64_t)NMK_WEIGHTS_KIB * 1024, start_ns = nmk_now_ns();
+    if (!m->on_gpu) {
+        uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+        if (bytes > memory)
+            return nmk_fail(e, "the CPU machine needs %.1f GiB for the weights of %s, this machine has %.1f GiB",
+                            (double)bytes / 0x1p30, nmk_model_name, (double)memory / 0x1p30);
+    }
+    if (m->calls->alloc(m, &g->params.weights, bytes, "weights", e)) return -1;
+    if (m->calls->load_weights(m, checkpoint, g->params.weights, o, e)) return -1;
+    g->stats.weight_bytes = bytes;
+    g->stats.weights_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
+    return 0;
+}
+
+/* How long one SM waits for another before the step counts as hung.  Tools that slow a GPU down need more. */
+static uint32_t patience_ms(void) {
+    const char *text = getenv("NMK_PATIENCE_MS");
+    long long n = text ? strtoll(text, NULL, 10) : 0;
+    return n > 0 && n < UINT32_MAX ? (uint32_t)n : 2000;
+}
+
+int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
+    int rc = -1;
+    uint64_t start_ns = nmk_now_ns();
+    nmk_checkpoint *checkpoint = NULL;
+    nmk_engine *g = xcalloc(1, sizeof *g);
+    if (check_hash(e)) goto out;
+    if (!o->checkpoint && !o->random_weights) {
+        nmk_fail(e, "no weights: give a checkpoint folder or ask for random weights");
+        goto out;
+    }
+    g->vocab = NMK_VOCAB;
+    g->max_len = o->max_len ? o->max_len : NMK_MAX_CONTEXT < MAX_LEN_DEFAULT ? NMK_MAX_CONTEXT : MAX_LEN_DEFAULT;
+    if (g->max_len < 1 || g->max_len > NMK_MAX_CONTEXT) {
+        nmk_fail(e, "a context of %d tokens: %s allows 1 to %d", g->max_len, nmk_model_name, NMK_MAX_CONTEXT);
+        goto out;
+    }
+    if (o->checkpoint) {
+        nmk_generation generation;
+        nmk_weight_tables tables = nmk_model_tables();
+        if (nmk_config_check(o->checkpoint, nmk_configs, nmk_config_count, e)) goto out;
+        if (nmk_generation_read(o->checkpoint, &generation, e)) goto out;
+        g->stop_count = generation.eos_count;
+        for (int i = 0; i < generation.eos_count; i++) g->stop_ids[i] = generation.eos[i];
+        if (!o->random_weights && nmk_checkpoint_open(&checkpoint, o->checkpoint, &tables, e)) goto out;
+    }
+    if (open_machine(&g->machine, o, e)) goto out;
+    g->steps_ahead = o->steps_ahead > 0 ? o->steps_ahead : STEPS_AHEAD_DEFAULT;
+    if (g->steps_ahead > g->machine->most_ahead) g->steps_ahead = g->machine->most_ahead;
+    nmk_engine_set_ring(g, o->ring_stages, o->in_flight);
+    g->params.patience_ms = patience_ms();
+    if (open_lists(g, e) || open_state(g, e) || open_weights(g, checkpoint, o, e) || open_kv(g, o, e)) goto out;
+    if (g->machine->calls->wait_all(g->machine, e)) goto out;
+
+    g->stats.model = nmk_model_name, g->stats.device = g->machine->name, g->stats.on_gpu = g->machine->on_gpu;
+    g->stats.max_len = g->max_len, g->stats.vocab = g->vocab, g->stats.stop_count = g->stop_count;
+    memcpy(g->stats.stop_ids, g->stop_ids, sizeof g->stop_ids);
+    const nmk_jit_result *kernel = &g->machine->kernel;
+    g->stats.kernel_seconds = g->machine->kernel_seconds, g->stats.kernel_cached = kernel->cached;
+    g->stats.registers = kernel->registers, g->stats.code_bytes = kernel->text_bytes;
+    g->stats.spill_bytes = kernel->spill_store_bytes + kernel->spill_load_bytes;
+    g->stats.open_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
+    *engine = g, g = NULL, rc = 0;
+out:
+    nmk_checkpoint_close(checkpoint);
+    nmk_engine_close(g);
+    return rc;
+}
+
+void nmk_engine_close(nmk_engine *g) {
+    if (!g) return;
+    nmk_machine *m = g->machine;
+    if (m) {
+        nmk_err ignored;
+        const nmk_params *p = &g->params;
+        uint64_t owned[] = {p->weights, p->arena,      p->kv_full,       p->kv_sliding, p->lists,   p->control,
+                            p->rope,    p->table_full, p->table_sliding, p->counters,   p->tickets, p->abort};
+        if (m->calls->enter(m, &ignored) == 0 && m->calls->wait_all(m, &ignored) == 0)
+            for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) m->calls->release(m, owned[i]);
+        m->calls->close(m);
+    }
+    nmk_kv_free(&g->kv);
+    free(g->lists);
+    free(g);
+}
+
+void nmk_engine_stats(const nmk_engine *g, nmk_stats *stats) { *stats = g->stats; }
+
+/* ---- rows and columns ---- */
+
+/* Queued, so that steps in flight go on. */
+static int send_table(nmk_engine *g, int row, nmk_err *e) {
+    uint64_t bytes = sizeof(int32_t) * (uint64_t)g->kv.stride;
+    uint64_t address[2] = {g->params.table_full, g->params.table_sliding};
+    for (int k = 0; k < 2; k++) {
+        const uint8_t *from = (const uint8_t *)(g->kv.table[k] + (size_t)row * (size_t)g->kv.stride);
+        for (uint64_t at = 0; at < bytes; at += NMK_QUEUED_BYTES)
+            if (g->machine->calls->queue_write(g->machine, address[k] + (uint64_t)row * bytes + at, from + at,
+                                               min_u64(bytes - at, NMK_QUEUED_BYTES), e))
+                return -1;
+    }
+    return 0;
+}
+
+int nmk_engine_take_row(nmk_engine *g, int row, int tokens, nmk_err *e) {
+    if (nmk_kv_take(&g->kv, row, tokens, e)) return -1;
+    if (send_table(g, row, e)) {
+        nmk_kv_drop(&g->kv, row);
+        return -1;
+    }
+    return 0;
+}
+
+int nmk_engine_drop_row(nmk_engine *g, int row, nmk_err *e) {
+    nmk_kv_drop(&g->kv, row);
+    return send_table(g, row, e);
+}
+
+nmk_column nmk_column_idle(void) { return (nmk_column){.pos = -1}; }
+
+nmk_column nmk_column_decode(const nmk_request *rq, int c, int slot, int32_t token, int pos, int remaining) {
+    /* What is colder is greedy: its noise is below the rounding of the logits, and logits divided by it may overflow. */
+    static const float coldest = 1e-6f;
+    return (nmk_column){.token = token,
+                        .pos = pos,
+                        .base = pos,
+                        .group = c,
+                        .slot = slot,
+                        .flags = 1,
+                        .remaining = remaining,
+                        .temperature = rq->temperature < coldest ? 0 : rq->temperature,
+                        .seed_lo = (uint32_t)rq->seed,
+                        .seed_hi = (uint32_t)(rq->seed >> 32)};
+}
+
+int nmk_engine_set_columns(nmk_engine *g, const nmk_column column[NMK_COLUMNS], nmk_err *e) {
+    return g->machine->calls->queue_write(g->machine, g->params.control + offsetof(nmk_control, column), column,
+                                          sizeof(nmk_column) * NMK_COLUMNS, e);
+}
+
+int nmk_engine_set_control(nmk_engine *g, const nmk_control *control, nmk_err *e) {
+    return g->machine->calls->queue_write(g->machine, g->params.control, control, sizeof *control, e);
+}
+
+int nmk_engine_get_control(nmk_engine *g, nmk_control *control, nmk_err *e) {
+    return g->machine->calls->read(g->machine, control, g->params.control, sizeof *control, e);
+}
+
+/* ---- steps ---- */
+
+/* The pages of live rows are worth nothing then, so their owners have to begin anew. */
+int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    nmk_params *p = &g->params;
+    if (m->calls->wait_all(m, e) || m->calls->fill(m, p->counters, 0, COUNTERS_BYTES, e) ||
+        m->calls->fill(m, p->tickets, 0, TICKETS_BYTES, e) || m->calls->fill(m, p->abort, 0, LINE_BYTES, e) ||
+        m->calls->wait_all(m, e))
+        return -1;
+    memset((void *)(uintptr_t)m->hang, 0, sizeof *m->hang * NMK_HANGS);
+    p->epoch = 0;
+    return 0;
+}
+
+int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e) {
+    nmk_params *p = &g->params;
+    assert(live >= 0 && live <= NMK_COLUMNS);
+    p->epoch++;
+    p->out_row = (int32_t)(g->steps % NMK_OUT_RING);
+    p->in_flight = g->in_flight ? g->in_flight : nmk_in_flight[live > 0 ? live - 1 : 0];
+    for (int c = 0; c < NMK_COLUMNS; c++) g->machine->out[p->out_row * NMK_COLUMNS + c] = NOT_WRITTEN;
+    if (g->machine->calls->queue_step(g->machine, p, e)) {
+        nmk_err second = {0};
+        if (nmk_engine_restart(g, &second)) nmk_fail_in(e, "the engine is lost");
+        return -1;
+    }
+    *number = g->steps++;
+    return 0;
+}
+
+/* A step that gave up leaves records of waits for counters, or else only the word in `abort`. */
+static int describe_hang(nmk_engine *g, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    nmk_err second = {0};
+    nmk_hang hang = {0};
+    int count;
+    char text[600] = "the kernel gave up a step and did not say where";
+    if (m->calls->wait_all(m, e)) return -1;
+    const volatile nmk_hang *root = nmk_hang_root(m->hang, &count);
+    if (!root && m->calls->read(m, &hang.word, g->params.abort, sizeof hang.word, &second) == 0 && hang.word)
+        root = &hang;
+    if (root) nmk_hang_text(root, g->lists, text, sizeof text);
+    if (count > 1) snprintf(text + strlen(text), sizeof text - strlen(text), "; %d waits in all", count);
+    if (nmk_engine_restart(g, &second)) return nmk_fail(e, "%s; the engine is lost: %.300s", text, second.text);
+    return nmk_fail(e, "%s", text);
+}
+
+int nmk_engine_wait_step(nmk_engine *g, uint64_t number, const int32_t **out, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    assert(number < g->steps && g->steps - number <= NMK_OUT_RING);
+    if (m->calls->wait_step(m, number, e)) return -1;
+    const int32_t *row = m->out + number % NMK_OUT_RING * NMK_COLUMNS;
+    bool whole = true;
+    for (int c = 0; c < NMK_COLUMNS; c++) whole &= row[c] >= -1;
+    if (!whole) return describe_hang(g, e);
+    if (out) *out = row;
+    return 0;
+}
+
+int nmk_engine_step(nmk_engine *g, const nmk_column *column, int32_t out[NMK_COLUMNS], nmk_err *e) {
+    uint64_t number;
+    const int32_t *row;
+    int live = 0;
+    for (int c = 0; column && c < NMK_COLUMNS; c++) live += column[c].pos >= 0;
+    if (g->machine->calls->enter(g->machine, e)) return -1;
+    if (column && nmk_engine_set_columns(g, column, e)) return -1;
+    if (nmk_engine_queue_step(g, live, &number, e) || nmk_engine_wait_step(g, number, &row, e)) return -1;
+    if (out) memcpy(out, row, sizeof *out * NMK_COLUMNS);
+    return 0;
+}
+
+int nmk_engine_run(nmk_engine *g, int count, int live, double *ms, int32_t *out, nmk_err *e) {
+    uint64_t first = g->steps, number;
+    if (g->machine->calls->enter(g->machine, e)) return -1;
+    for (int queued = 0, done = 0; done < count; done++) {
+        while (queued < count && queued - done < g->steps_ahead) {
+            if (nmk_engine_queue_step(g, live, &number, e)) return -1;
+            queued++;
+        }
+        const int32_t *row;
+        if (nmk_engine_wait_step(g, first + (uint64_t)done, &row, e)) return -1;
+        if (ms) ms[done] = g->machine->calls->step_ms(g->machine, first + (uint64_t)done);
+        if (out) memcpy(out + done * NMK_COLUMNS, row, sizeof *out * NMK_COLUMNS);
+    }
+    return 0;
+}
+
+/* ---- generating ---- */
+
+static int check_requests(const nmk_engine *g, const nmk_request *rq, int count, nmk_err *e) {
+    if (count < 1 || count > nmk_rows) return nmk_fail(e, "%d prompts at once: 1 to %d are possible", count, nmk_rows);
+    for (int r = 0; r < count; r++) {
+        if (rq[r].prompt_tokens < 1) return nmk_fail(e, "prompt %d is empty", r + 1);
+        if (rq[r].prompt_tokens >= g->max_len)
+            return nmk_fail(e, "prompt %d has %d tokens: the context holds %d, answer included", r + 1,
+                            rq[r].prompt_tokens, g->max_len);
+        if (rq[r].max_tokens < 1)
+            return nmk_fail(e, "prompt %d: max_tokens is %d, at least 1 is needed", r + 1, rq[r].max_tokens);
+        if (!(rq[r].temperature >= 0) || isinf(rq[r].temperature))
+            return nmk_fail(e, "prompt %d: temperature %g, expected 0 or more", r + 1, (double)rq[r].temperature);
+        for (int i = 0; i < rq[r].prompt_tokens; i++)
+            if (rq[r].prompt[i] < 0 || rq[r].prompt[i] >= g->vocab)
+                return nmk_fail(e, "prompt %d: token %d is not in 0 to %d", r + 1, rq[r].prompt[i], g->vocab - 1);
+    }
+    return 0;
+}
+
+/* All but the last token of a prompt, NMK_COLUMNS positions a step, cut at multiples of that.  Waits for no step before
+ * `first`: those of an earlier call may have been given up. */
+static int feed_prompt(nmk_engine *g, int row, const nmk_request *rq, uint64_t first, nmk_err *e) {
+    int end = rq->prompt_tokens - 1;
+    for (int base = 0; base < end; base += NMK_COLUMNS) {
+        nmk_column column[NMK_COLUMNS];
+        int live = 0;
+        for (int c = 0; c < NMK_COLUMNS; c++) {
+            column[c] = nmk_column_idle();
+            if (base + c >= end) continue;
+            column[c].token = rq->prompt[base + c], column[c].pos = base + c, column[c].base = base;
+            column[c].slot = row, column[c].remaining = 1, live++;
+        }
+        uint64_t number;
+        if (nmk_engine_set_columns(g, column, e) || nmk_engine_queue_step(g, live, &number, e)) return -1;
+        g->stats.prompt_steps++;
+        uint64_t ahead = (uint64_t)g->steps_ahead;
+        if (number + 1 >= first + ahead && nmk_engine_wait_step(g, number + 1 - ahead, NULL, e)) return -1;
+    }
+    return 0;
+}
+
+static bool is_stop(const nmk_engine *g, int32_t token) {
+    for (int i = 0; i < g->stop_count; i++)
+        if (g->stop_ids[i] == token) return true;
+    return false;
+}
+
+typedef struct {
+    nmk_engine *engine;
+    nmk_request *rq;
+    int count, live;
+    int limit[NMK_COLUMNS]; /* tokens a row may generate */
+    bool stops;
+    nmk_token_fn on_token;
+    void *user;
+} batch;
+
+static int longest(const batch *b) {
+    int most = 0;
+    for (int r = 0; r < b->count; r++)
+        if (b->rq[r].finish == NMK_FINISH_NONE && b->limit[r] > most) most = b->limit[r];
+    return most;
+}
+
+/* One step's tokens to the requests that still run. */
+static int deliver(batch *b, const int32_t *out, nmk_err *e) {
+    nmk_engine *g = b->engine;
+    for (int r = 0; r < b->count; r++) {
+        nmk_request *rq = &b->rq[r];
+        if (rq->finish != NMK_FINISH_NONE) continue;
+        int32_t token = out[r];
+        if (token < 0 || token >= g->vocab)
+            return nmk_fail(e, "prompt %d: the step gave %d in place of a token", r + 1, token);
+        rq->tokens++, g->stats.tokens++;
+        if (b->stops && is_stop(g, token))
+            rq->finish = NMK_FINISH_STOP;
+        else if (rq->tokens == b->limit[r])
+            rq->finish = NMK_FINISH_LENGTH;
+        if (b->on_token && b->on_token(b->user, r, token) && rq->finish == NMK_FINISH_NONE) {
+            int32_t ended = -1; /* the machine stops the column too, a few steps later */
+            uint64_t pos = g->params.control + offsetof(nmk_control, column) + sizeof(nmk_column) * (uint64_t)r +
+                           offsetof(nmk_column, pos);
+            rq->finish = NMK_FINISH_CANCEL;
+            if (g->machine->calls->queue_write(g->machine, pos, &ended, sizeof ended, e)) return -1;
+        }
+        if (rq->finish != NMK_FINISH_NONE) b->live--;
+    }
+    return 0;
+}
+
+static int decode(batch *b, nmk_err *e) {
+    nmk_engine *g = b->engine;
+    nmk_column column[NMK_COLUMNS];
+    for (int r = 0; r < NMK_COLUMNS; r++) {
+        column[r] = nmk_column_idle();
+        if (r >= b->count) continue;
+        const nmk_request *rq = &b->rq[r];
+        int last = rq->prompt_tokens - 1;
+        column[r] = nmk_column_decode(rq, r, r, rq->prompt[last], last, b->limit[r]);
+    }
+    if (nmk_engine_set_columns(g, column, e)) return -1;
+    uint64_t first = g->steps, number;
+    int queued = 0;
+    for (int done = 0; b->live > 0; done++) {
+        int most = longest(b);
+        while (queued < most && queued - done < g->steps_ahead) {
+            if (nmk_engine_queue_step(g, b->live, &number, e)) return -1;
+            queued++;
+        }
+        const int32_t *out;
+        if (nmk_engine_wait_step(g, first + (uint64_t)done, &out, e) || deliver(b, out, e)) return -1;
+        g->stats.decode_steps++;
+    }
+    /* Steps queued past the end find no live column; they must be over before rows are given back. */
+    return queued ? nmk_engine_wait_step(g, first + (uint64_t)queued - 1, NULL, e) : 0;
+}
+
+int nmk_engine_generate(nmk_engine *g, nmk_request *rq, int count, unsigned flags, nmk_token_fn on_token, void *user,
+                        nmk_err *e) {
+    int rc = -1, taken = 0;
+    batch b = {.engine = g, .rq = rq, .count = count, .live = count, .on_token = on_token, .user = user};
+    b.stops = !(flags & NMK_IGNORE_STOP);
+    if (g->machine->calls->enter(g->machine, e)) return -1;
+    if (check_requests(g, rq, count, e)) return -1;
+    nmk_stats *s = &g->stats;
+    s->prompt_tokens = s->prompt_steps = s->tokens = s->decode_steps = 0;
+    s->prompt_seconds = s->decode_seconds = 0;
+    for (int r = 0; r < count; r++) rq[r].tokens = 0, rq[r].finish = NMK_FINISH_NONE;
+    for (int r = 0; r < count; r++) {
+        int room = g->max_len - rq[r].prompt_tokens;
+        b.limit[r] = rq[r].max_tokens < room ? rq[r].max_tokens : room;
+        s->prompt_tokens += rq[r].prompt_tokens;
+        if (nmk_engine_take_row(g, r, rq[r].prompt_tokens + b.limit[r], e)) goto out;
+        taken++;
+    }
+    nmk_control control = {0};
+    for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
+    control.stop_count = b.stops ? g->stop_count : 0;
+    for (int i = 0; i < control.stop_count; i++) control.stop_ids[i] = g->stop_ids[i];
+    if (nmk_engine_set_control(g, &control, e)) goto out;
+
+    uint64_t start_ns = nmk_now_ns(), first = g->steps;
+    for (int r = 0; r < count; r++)
+        if (feed_prompt(g, r, &rq[r], first, e)) goto out;
+    if (g->steps - first > (uint64_t)g->steps_ahead) first = g->steps - (uint64_t)g->steps_ahead;
+    for (; first < g->steps; first++)
+        if (nmk_engine_wait_step(g, first, NULL, e)) goto out;
+    uint64_t fed_ns = nmk_now_ns();
+    s->prompt_seconds = 1e-9 * (double)(fed_ns - start_ns);
+    if (decode(&b, e)) goto out;
+    s->decode_seconds = 1e-9 * (double)(nmk_now_ns() - fed_ns);
+    rc = 0;
+out:
+    if (rc) {
+        nmk_err second = {0};
+        g->machine->calls->wait_all(g->machine, &second);
+    }
+    for (int r = 0; r < taken; r++) nmk_kv_drop(&g->kv, r);
+    return rc;
+}
+
+/* ---- memory and knobs ---- */
+
+const nmk_buffer *nmk_engine_buffer(const char *name) {
+    for (int i = 0; i < nmk_buffer_count; i++)
+        if (!strcmp(nmk_buffers[i].name, name)) return &nmk_buffers[i];
+    return NULL;
+}
+
+static int buffer_part(const nmk_engine *g, const char *name, uint64_t offset, uint64_t bytes, uint64_t *address,
+                       nmk_err *e) {
+    const nmk_buffer *b = nmk_engine_buffer(name);
+    if (!b) return nmk_fail(e, "no buffer %s in %s", name, nmk_model_name);
+    if (offset > (uint64_t)b->bytes || bytes > (uint64_t)b->bytes - offset)
+        return nmk_fail(e, "buffer %s has %lld bytes: no %llu at %llu", name, (long long)b->bytes,
+                        (unsigned long long)bytes, (unsigned long long)offset);
+    *address = g->params.arena + (uint64_t)b->offset128 * 128 + offset;
+    return 0;
+}
+
+int nmk_engine_read(nmk_engine *g, const char *buffer, void *dst, uint64_t offset, uint64_t bytes, nmk_err *e) {
+    uint64_t address;
+    if (buffer_part(g, buffer, offset, bytes, &address, e)) return -1;
+    return g->machine->calls->read(g->machine, dst, address, bytes, e);
+}
+
+int nmk_engine_write(nmk_engine *g, const char *buffer, const void *src, uint64_t offset, uint64_t bytes, nmk_err *e) {
+    uint64_t address;
+    if (buffer_part(g, buffer, offset, bytes, &address, e)) return -1;
+    return g->machine->calls->write(g->machine, address, src, bytes, e);
+}
+
+int nmk_engine_read_arena(nmk_engine *g, void *dst, nmk_err *e) {
+    return g->machine->calls->read(g->machine, dst, g->params.arena, NMK_ARENA_BYTES, e);
+}
+
+int nmk_engine_poison(nmk_engine *g, int byte, nmk_err *e) {
+    return g->machine->calls->fill(g->machine, g->params.arena, byte, NMK_ARENA_BYTES, e);
+}
+
+int nmk_engine_random_kv(nmk_engine *g, uint64_t seed, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    uint64_t full = nmk_kv_pool_bytes(&g->kv, 0), sliding = nmk_kv_pool_bytes(&g->kv, 1);
+    if (full && m->calls->random_kv(m, g->params.kv_full, full, seed, e)) return -1;
+    return sliding ? m->calls->random_kv(m, g->params.kv_sliding, sliding, seed + 1, e) : 0;
+}
+
+void nmk_engine_set_ring(nmk_engine *g, int ring_stages, int in_flight) {
+    g->params.ring_stages = ring_stages > 0 && ring_stages < NMK_RING_STAGES ? ring_stages : NMK_RING_STAGES;
+    g->in_flight = in_flight > 0 ? in_flight : 0;
+}
+
+void nmk_engine_force_experts(nmk_engine *g, const void *arena) { nmk_cpu_machine_force(g->machine, arena); }

@@ -1,0 +1,75 @@
+/* What tests and benchmarks may do with an engine beyond nmk.h: single steps, every buffer, every knob. */
+#ifndef NMK_ENGINE_H
+#define NMK_ENGINE_H
+
+#include "abi.h"
+#include "kv.h"
+#include "machine.h"
+#include "nmk.h"
+
+struct nmk_engine {
+    nmk_machine *machine;
+    nmk_params params; /* of the next step, apart from what queue_step sets */
+    nmk_kv kv;
+    int32_t *lists; /* host copy */
+    int stop_ids[NMK_STOP_IDS], stop_count;
+    int max_len, vocab;
+    int steps_ahead, in_flight; /* in_flight 0: by the number of live columns */
+    uint64_t steps;             /* queued on the machine so far */
+    nmk_stats stats;
+};
+
+/* ---- rows and columns ---- */
+
+/* Pages for `tokens` tokens of row `row`, and its table on the machine for the steps queued after it. */
+int nmk_engine_take_row(nmk_engine *engine, int row, int tokens, nmk_err *e);
+int nmk_engine_drop_row(nmk_engine *engine, int row, nmk_err *e);
+
+nmk_column nmk_column_idle(void); /* pos -1 */
+
+/* Column `c` goes on with `token` at `pos` of the row in `slot`, samples as the request asks, `remaining` times. */
+nmk_column nmk_column_decode(const nmk_request *rq, int c, int slot, int32_t token, int pos, int remaining);
+
+/* Queued: the columns, or the whole control block, for the steps queued after it. */
+int nmk_engine_set_columns(nmk_engine *engine, const nmk_column column[NMK_COLUMNS], nmk_err *e);
+int nmk_engine_set_control(nmk_engine *engine, const nmk_control *control, nmk_err *e);
+int nmk_engine_get_control(nmk_engine *engine, nmk_control *control, nmk_err *e);
+
+/* ---- steps ---- */
+
+/* Queues one step; `live` columns choose the in-flight cap. */
+int nmk_engine_queue_step(nmk_engine *engine, int live, uint64_t *number, nmk_err *e);
+
+/* Waits for a step and points *out at its NMK_COLUMNS tokens (-1: not sampled), good for NMK_OUT_RING steps.  A hang (the
+ * kernel's record, or an output that is not written or below -1) is described and cleared: counters, tickets and epoch
+ * start again, queued steps are gone. */
+int nmk_engine_wait_step(nmk_engine *engine, uint64_t number, const int32_t **out, nmk_err *e);
+
+/* Sets columns (NULL: leaves them), runs one step, copies its tokens (out may be NULL). */
+int nmk_engine_step(nmk_engine *engine, const nmk_column *column, int32_t out[NMK_COLUMNS], nmk_err *e);
+
+/* For after a step that did not run to its end: counters, tickets, epoch and the record of a hang start again from zero.
+ * Waits for what is queued. */
+int nmk_engine_restart(nmk_engine *engine, nmk_err *e);
+
+/* `count` steps queued back to back; ms[count] (or NULL) gets each step's time from the end of the one before,
+ * out[count][NMK_COLUMNS] (or NULL) the tokens. */
+int nmk_engine_run(nmk_engine *engine, int count, int live, double *ms, int32_t *out, nmk_err *e);
+
+/* ---- memory ---- */
+
+const nmk_buffer *nmk_engine_buffer(const char *name); /* NULL: none of that name */
+int nmk_engine_read(nmk_engine *engine, const char *buffer, void *dst, uint64_t offset, uint64_t bytes, nmk_err *e);
+int nmk_engine_write(nmk_engine *engine, const char *buffer, const void *src, uint64_t offset, uint64_t bytes,
+                     nmk_err *e);
+int nmk_engine_read_arena(nmk_engine *engine, void *dst, nmk_err *e); /* NMK_ARENA_BYTES */
+int nmk_engine_poison(nmk_engine *engine, int byte, nmk_err *e);      /* the whole arena; 0xff: NaN as f32 and bf16 */
+int nmk_engine_random_kv(nmk_engine *engine, uint64_t seed, nmk_err *e);
+
+/* ---- knobs ---- */
+
+void nmk_engine_set_ring(nmk_engine *engine, int ring_stages, int in_flight); /* 0: as generated */
+/* CPU only: experts are chosen by another machine's router logits (an arena copy), NULL: by its own. */
+void nmk_engine_force_experts(nmk_engine *engine, const void *arena);
+
+#endif

@@ -1,0 +1,305 @@
+/* The GPU as a machine: one stream, one kernel, steps queued back to back.
+ *
+ * Owns: the context, the module, pinned memory.  A step is timed by an event after it: those of the last steps are a
+ * ring.  So are the staging slots of queued writes, each with an event that is waited for before the slot's reuse. */
+#include "machine.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cuda.h"
+#include "hang.h"
+
+enum {
+    STEP_THREADS = 384,
+    EVENTS = 65, /* the last 64 steps and the one before */
+    STAGES = 32,
+    MOST_SOURCE = 64 << 20,
+    POLL_NS = 20000,
+    LOST_S = 60 /* a step that takes longer is given up; the kernel's own bound on waits is seconds */
+};
+
+typedef struct {
+    nmk_machine base;
+    nmk_gpu gpu;
+    CUstream stream;
+    CUmodule module;
+    CUfunction step;
+    CUevent step_done[EVENTS];
+    uint64_t steps; /* queued */
+    uint8_t *staging;
+    CUevent staged[STAGES];
+    uint64_t stages_used;
+} gpu_machine;
+
+static gpu_machine *of(nmk_machine *m) { return (gpu_machine *)m; }
+
+static void gpu_close(nmk_machine *m) {
+    gpu_machine *g = of(m);
+    if (!g) return;
+    if (g->gpu.context && !m->lost) {
+        if (g->stream) nmk_cuda.cuStreamSynchronize(g->stream);
+        for (int i = 0; i < EVENTS; i++)
+            if (g->step_done[i]) nmk_cuda.cuEventDestroy(g->step_done[i]);
+        for (int i = 0; i < STAGES; i++)
+            if (g->staged[i]) nmk_cuda.cuEventDestroy(g->staged[i]);
+        if (g->staging) nmk_cuda.cuMemFreeHost(g->staging);
+        if (m->out) nmk_cuda.cuMemFreeHost(m->out);
+        if (m->hang) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)m->hang);
+        if (g->module) nmk_cuda.cuModuleUnload(g->module);
+        if (g->stream) nmk_cuda.cuStreamDestroy(g->stream);
+        nmk_gpu_close(&g->gpu);
+    }
+    nmk_jit_result_free(&m->kernel);
+    free(g);
+}
+
+static int gpu_enter(nmk_machine *m, nmk_err *e) {
+    if (m->lost) return nmk_fail(e, "%s: the engine is lost", m->name);
+    CU(e, cuCtxSetCurrent(of(m)->gpu.context));
+    return 0;
+out:
+    return -1;
+}
+
+static int gpu_fill(nmk_machine *m, uint64_t dst, int byte, uint64_t bytes, nmk_err *e) {
+    CU(e, cuMemsetD8Async(dst, (unsigned char)byte, bytes, of(m)->stream));
+    return 0;
+out:
+    return -1;
+}
+
+static int gpu_alloc(nmk_machine *m, uint64_t *address, uint64_t bytes, const char *what, nmk_err *e) {
+    CUdeviceptr p = 0;
+    CUresult r = nmk_cuda.cuMemAlloc(&p, bytes);
+    if (r) {
+        size_t free_bytes = 0, total = 0;
+        nmk_cuda.cuMemGetInfo(&free_bytes, &total);
+        nmk_err why = {0};
+        nmk_cuda_check(r, "cuMemAlloc", &why);
+        return nmk_fail(e, "%s: no %.1f MiB for %s, %.1f of %.1f MiB are free (%.200s)", m->name,
+                        (double)bytes / 0x1p20, what, (double)free_bytes / 0x1p20, (double)total / 0x1p20, why.text);
+    }
+    if (gpu_fill(m, p, 0, bytes, e)) {
+        nmk_cuda.cuMemFree(p);
+        return -1;
+    }
+    *address = p;
+    return 0;
+}
+
+static void gpu_release(nmk_machine *m, uint64_t address) {
+    (void)m;
+    if (address) nmk_cuda.cuMemFree(address);
+}
+
+static uint64_t gpu_free_bytes(nmk_machine *m) {
+    (void)m;
+    size_t free_bytes = 0, total = 0;
+    nmk_cuda.cuMemGetInfo(&free_bytes, &total);
+    return free_bytes;
+}
+
+/* Sleeps between looks, so that a waiting host leaves its core to others; gives up on a GPU that is silent. */
+static int wait_event(nmk_machine *m, CUevent event, nmk_err *e) {
+    uint64_t start_ns = nmk_now_ns();
+    CUresult r;
+    while ((r = nmk_cuda.cuEventQuery(event)) == CUDA_ERROR_NOT_READY) {
+        if (nmk_now_ns() - start_ns > (uint64_t)LOST_S * 1000000000u) {
+            m->lost = true;
+            return nmk_fail(e, "%s: no answer for %d s; the engine is lost", m->name, LOST_S);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+    }
+    if (r == 0) return 0;
+    m->lost = true;
+    nmk_cuda_check(r, "a step", e);
+    return nmk_fail_in(e, "%s: the engine is lost", m->name);
+}
+
+static int gpu_wait_all(nmk_machine *m, nmk_err *e) {
+    gpu_machine *g = of(m);
+    if (g->steps && wait_event(m, g->step_done[(g->steps - 1) % EVENTS], e)) return -1;
+    CU(e, cuStreamSynchronize(g->stream));
+    return 0;
+out:
+    return -1;
+}
+
+static int gpu_wait_step(nmk_machine *m, uint64_t number, nmk_err *e) {
+    gpu_machine *g = of(m);
+    assert(number < g->steps && g->steps - number < EVENTS);
+    return wait_event(m, g->step_done[number % EVENTS], e);
+}
+
+static int gpu_read(nmk_machine *m, void *dst, uint64_t src, uint64_t bytes, nmk_err *e) {
+    if (gpu_wait_all(m, e)) return -1;
+    CU(e, cuMemcpyDtoH(dst, src, bytes));
+    return 0;
+out:
+    return -1;
+}
+
+static int gpu_write(nmk_machine *m, uint64_t dst, const void *src, uint64_t bytes, nmk_err *e) {
+    if (gpu_wait_all(m, e)) return -1;
+    /* not cuMemcpyHtoD: from pageable memory that returns before the bytes have arrived, and nothing orders it before
+     * the steps of this stream */
+    CU(e, cuMemcpyHtoDAsync(dst, src, bytes, of(m)->stream));
+    CU(e, cuStreamSynchronize(of(m)->stream));
+    return 0;
+out:
+    return -1;
+}
+
+static int gpu_queue_write(nmk_machine *m, uint64_t dst, const void *src, uint64_t bytes, nmk_err *e) {
+    gpu_machine *g = of(m);
+    assert(bytes <= NMK_QUEUED_BYTES);
+    int slot = (int)(g->stages_used % STAGES);
+    if (g->stages_used >= STAGES && wait_event(m, g->staged[slot], e)) return -1;
+    uint8_t *stage = g->staging + slot * NMK_QUEUED_BYTES;
+    memcpy(stage, src, bytes);
+    CU(e, cuMemcpyHtoDAsync(dst, stage, bytes, g->stream));
+    CU(e, cuEventRecord(g->staged[slot], g->stream));
+    g->stages_used++;
+    return 0;
+out:
+    return -1;
+}
+
+static int gpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
+    gpu_machine *g = of(m);
+    nmk_params params = *p; /* copied at the launch */
+    void *arguments[] = {&params};
+    CU(e, cuLaunchKernel(g->step, NMK_SMS, 1, 1, STEP_THREADS, 1, 1, NMK_SMEM_BYTES, g->stream, arguments, NULL));
+    CU(e, cuEventRecord(g->step_done[g->steps % EVENTS], g->stream));
+    g->steps++;
+    return 0;
+out:
+    return -1;
+}
+
+static double gpu_step_ms(nmk_machine *m, uint64_t number) {
+    gpu_machine *g = of(m);
+    float ms = 0;
+    if (number == 0 || g->steps - number >= EVENTS) return 0;
+    nmk_cuda.cuEventElapsedTime(&ms, g->step_done[(number - 1) % EVENTS], g->step_done[number % EVENTS]);
+    return (double)ms;
+}
+
+static int gpu_load_weights(nmk_machine *m, const nmk_checkpoint *checkpoint, uint64_t address, const nmk_options *o,
+                            nmk_err *e) {
+    gpu_machine *g = of(m);
+    nmk_weight_tables tables = nmk_model_tables();
+    if (gpu_wait_all(m, e)) return -1;
+    if (o->random_weights) return nmk_random_load_device(&tables, g->module, address, o->weights_seed, e);
+    return nmk_checkpoint_load_device(checkpoint, g->module, address, o->progress, o->progress_user, e);
+}
+
+static int gpu_random_kv(nmk_machine *m, uint64_t address, uint64_t bytes, uint64_t seed, nmk_err *e) {
+    if (gpu_wait_all(m, e)) return -1;
+    return nmk_random_fill_kv(of(m)->module, address, bytes, seed, e);
+}
+
+static const struct nmk_machine_calls calls = {
+    .close = gpu_close,
+    .enter = gpu_enter,
+    .alloc = gpu_alloc,
+    .release = gpu_release,
+    .free_bytes = gpu_free_bytes,
+    .read = gpu_read,
+    .write = gpu_write,
+    .fill = gpu_fill,
+    .queue_write = gpu_queue_write,
+    .queue_step = gpu_queue_step,
+    .wait_step = gpu_wait_step,
+    .wait_all = gpu_wait_all,
+    .step_ms = gpu_step_ms,
+    .load_weights = gpu_load_weights,
+    .random_kv = gpu_random_kv,
+};
+
+static int mapped(void **host, uint64_t *device, size_t bytes, nmk_err *e) {
+    CU(e, cuMemHostAlloc(host, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+    memset(*host, 0, bytes);
+    CUdeviceptr p;
+    CU(e, cuMemHostGetDevicePointer(&p, *host, 0));
+    *device = p;
+    return 0;
+out:
+    return -1;
+}
+
+/* Loading refuses a cubin of a toolkit whose major version is newer than the driver's: that gets its own words. */
+static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
+    nmk_machine *m = &g->base;
+    nmk_jit_request request = {.name = "megakernel.cu",
+                               .source = nmk_kernel_source,
+                               .source_bytes = (size_t)(nmk_kernel_source_end - nmk_kernel_source),
+                               .arch = nmk_target_arch,
+                               .allow_spills = o->allow_spills};
+    uint64_t start_ns = nmk_now_ns();
+    char *text = NULL;
+    if (o->kernel) {
+        if (nmk_file_read(&text, &request.source_bytes, o->kernel, MOST_SOURCE, e)) return -1;
+        request.name = o->kernel, request.source = text;
+    }
+    int rc = nmk_jit_compile(&m->kernel, &request, e);
+    free(text);
+    if (rc) return -1;
+    CUresult r = nmk_cuda.cuModuleLoadData(&g->module, m->kernel.cubin);
+    free(m->kernel.cubin), free(m->kernel.log);
+    m->kernel.cubin = NULL, m->kernel.log = NULL;
+    if (r) {
+        nmk_cuda_check(r, "loading the kernel", e);
+        if (nmk_nvrtc.major * 1000 > nmk_cuda.driver_version)
+            return nmk_fail(
+                e,
+                "CUDA driver too old: it supports CUDA %d.%d, the kernel was compiled by NVRTC %d.%d; update the "
+                "driver or set NMK_NVRTC to an older libnvrtc",
+                nmk_cuda.driver_version / 1000, nmk_cuda.driver_version % 1000 / 10, nmk_nvrtc.major, nmk_nvrtc.minor);
+        return -1;
+    }
+    CU(e, cuModuleGetFunction(&g->step, g->module, "nmk_step"));
+    CU(e, cuFuncSetAttribute(g->step, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, NMK_SMEM_BYTES));
+    int blocks = 0;
+    CU(e, cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, g->step, STEP_THREADS, NMK_SMEM_BYTES));
+    if (blocks < 1)
+        return nmk_fail(e, "%s: a block of the kernel does not fit an SM (%d threads, %d bytes of shared memory)",
+                        m->name, STEP_THREADS, NMK_SMEM_BYTES);
+    m->kernel_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
+    return 0;
+out:
+    return -1;
+}
+
+int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *o, nmk_err *e) {
+    gpu_machine *g = xcalloc(1, sizeof *g);
+    nmk_machine *m = &g->base;
+    m->calls = &calls, m->on_gpu = true, m->most_ahead = 32;
+    nmk_gpu_needs needs = {.name = nmk_target_arch, .sms = NMK_SMS, .smem_bytes = NMK_SMEM_BYTES};
+    if (sscanf(nmk_target_arch, "sm_%1d%1d", &needs.major, &needs.minor) != 2) {
+        nmk_fail(e, "target architecture %s: expected something like sm_90a", nmk_target_arch);
+        goto out;
+    }
+    if (nmk_gpu_open(&g->gpu, index, &needs, e)) goto out;
+    snprintf(m->name, sizeof m->name, "cuda:%d (%s)", index, g->gpu.name);
+    CU(e, cuStreamCreate(&g->stream, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < EVENTS; i++) CU(e, cuEventCreate(&g->step_done[i], CU_EVENT_DEFAULT));
+    for (int i = 0; i < STAGES; i++) CU(e, cuEventCreate(&g->staged[i], CU_EVENT_DISABLE_TIMING));
+    void *p;
+    CU(e, cuMemHostAlloc(&p, (size_t)STAGES * NMK_QUEUED_BYTES, CU_MEMHOSTALLOC_PORTABLE));
+    g->staging = p;
+    if (mapped(&p, &m->out_address, sizeof(int32_t) * NMK_OUT_RING * NMK_COLUMNS, e)) goto out;
+    m->out = p;
+    if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_HANGS, e)) goto out;
+    m->hang = p;
+    if (load_kernel(g, o, e)) goto out;
+    *machine = m;
+    return 0;
+out:
+    gpu_close(m);
+    return -1;
+}

@@ -1,0 +1,33 @@
+#include "hang.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+const volatile nmk_hang *nmk_hang_root(const volatile nmk_hang hangs[NMK_HANGS], int *count) {
+    const volatile nmk_hang *root = NULL;
+    *count = 0;
+    for (int i = 0; i < NMK_HANGS; i++) {
+        if (!hangs[i].word) continue;
+        ++*count;
+        if (!root || hangs[i].counter < root->counter) root = &hangs[i];
+    }
+    return root;
+}
+
+void nmk_hang_text(const volatile nmk_hang *h, const int32_t *lists, char *text, size_t size) {
+    const uint32_t word = h->word, task = word & 4095, sm = word >> 12 & 255;
+    char place[160] = "", wait[200] = "another SM";
+    if (sm < NMK_SMS && task < NMK_MAX_TASKS) {
+        const int32_t *d = lists + ((size_t)sm * NMK_MAX_TASKS + task) * NMK_DESC_WORDS;
+        const int32_t opcode = d[NMK_WORD_OPCODE], layer = d[NMK_WORD_LAYER];
+        const bool known = opcode >= 0 && opcode < NMK_OPCODES && nmk_opcode_names[opcode];
+        snprintf(place, sizeof place, layer >= 0 ? " (%s of layer %d)" : " (%s)",
+                 known ? nmk_opcode_names[opcode] : "unknown", layer);
+    }
+    if (h->expected)
+        snprintf(wait, sizeof wait, "counter %d (%s) to reach %u, it was at %u", h->counter,
+                 h->counter >= 0 && h->counter < NMK_COUNTERS ? nmk_counter_names[h->counter] : "unknown", h->expected,
+                 h->got);
+    snprintf(text, size, "the kernel hung: SM %u, role %s, task %u%s waited for %s", sm, nmk_role_names[word >> 20 & 3],
+             task, place, wait);
+}

@@ -1,0 +1,61 @@
+/* A machine runs the model's steps: a GPU (gpu.c) or the CPU reference machine (cpu.c).
+ *
+ * Addresses are 64-bit numbers in the machine's own memory; memory starts zeroed.  Steps and queued writes take effect
+ * in the order they were queued.  Everything else waits for what is queued first. */
+#ifndef NMK_MACHINE_H
+#define NMK_MACHINE_H
+
+#include "abi.h"
+#include "jit.h"
+#include "nmk.h"
+#include "util.h"
+#include "weights.h"
+
+typedef struct nmk_machine nmk_machine;
+
+enum { NMK_QUEUED_BYTES = 4096 }; /* of one queued write, at most */
+
+struct nmk_machine {
+    const struct nmk_machine_calls *calls;
+    char name[128]; /* for users */
+    bool on_gpu;
+    bool lost;                          /* nothing works any more: not even giving memory back */
+    int most_ahead;                     /* steps worth queueing */
+    int32_t *out;                       /* [NMK_OUT_RING][NMK_COLUMNS], readable by the host while steps run */
+    volatile nmk_hang *hang;            /* [NMK_HANGS], likewise */
+    uint64_t out_address, hang_address; /* of the two, for nmk_params */
+    nmk_jit_result kernel;              /* of the GPU: resources; log and cubin already freed */
+    double kernel_seconds;
+};
+
+struct nmk_machine_calls {
+    void (*close)(nmk_machine *);
+    int (*enter)(nmk_machine *, nmk_err *); /* before other calls on this thread */
+    int (*alloc)(nmk_machine *, uint64_t *address, uint64_t bytes, const char *what, nmk_err *);
+    void (*release)(nmk_machine *, uint64_t address); /* 0 is fine */
+    uint64_t (*free_bytes)(nmk_machine *);
+    int (*read)(nmk_machine *, void *dst, uint64_t src, uint64_t bytes, nmk_err *);
+    int (*write)(nmk_machine *, uint64_t dst, const void *src, uint64_t bytes, nmk_err *); /* src is free afterwards */
+    int (*fill)(nmk_machine *, uint64_t dst, int byte, uint64_t bytes, nmk_err *);         /* queued */
+    /* At most NMK_QUEUED_BYTES; src is free afterwards. */
+    int (*queue_write)(nmk_machine *, uint64_t dst, const void *src, uint64_t bytes, nmk_err *);
+    /* Queues a step; its number is the count of steps queued before it. */
+    int (*queue_step)(nmk_machine *, const nmk_params *, nmk_err *);
+    /* Returns when step `number` has ended; -1: it failed and the machine is lost. */
+    int (*wait_step)(nmk_machine *, uint64_t number, nmk_err *);
+    int (*wait_all)(nmk_machine *, nmk_err *);
+    /* Milliseconds from the end of the step before to the end of this one; of the last 64 steps, waited for. */
+    double (*step_ms)(nmk_machine *, uint64_t number);
+    /* Weights into the arena at `address`. */
+    int (*load_weights)(nmk_machine *, const nmk_checkpoint *, uint64_t address, const nmk_options *, nmk_err *);
+    int (*random_kv)(nmk_machine *, uint64_t address, uint64_t bytes, uint64_t seed, nmk_err *);
+};
+
+int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *options, nmk_err *e);
+int nmk_cpu_machine_open(nmk_machine **machine, const nmk_options *options, nmk_err *e);
+
+/* CPU only: the experts of later steps are chosen by the router logits of this arena (NMK_ARENA_BYTES, kept by the
+ * caller), NULL: by its own. */
+void nmk_cpu_machine_force(nmk_machine *machine, const void *arena);
+
+#endif

@@ -1,0 +1,88 @@
+/* nmk: runs one generated model.  The only header that programs on top of the runtime include.
+ *
+ * An engine holds a model's weights on one machine (a GPU or this CPU), the pages of keys and values of up to
+ * nmk_rows sequences, and the step loop.  One thread at a time may use an engine.  Strings and arrays passed in stay
+ * the caller's and are not kept, unless said otherwise.  Functions return 0, or -1 with a message in *e. */
+#ifndef NMK_H
+#define NMK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "err.h"
+
+enum { NMK_ROWS = 8 };     /* sequences an engine decodes together, at most */
+extern const int nmk_rows; /* those that this model's does */
+
+typedef struct nmk_engine nmk_engine;
+
+/* Zeroed is: automatic device, everything else as generated. */
+typedef struct {
+    const char *checkpoint; /* folder with config.json and safetensors; may be NULL with random_weights */
+    const char *device;     /* "auto" or NULL: cuda:0 if there is a driver and a GPU, else cpu; "cpu"; "cuda:N" */
+    bool random_weights;    /* instead of the checkpoint's */
+    uint64_t weights_seed;
+    int max_len;        /* tokens a sequence may have, prompt included; 0: what the model allows, at most 256 Ki */
+    uint64_t kv_bytes;  /* most memory for keys and values; 0: what nmk_rows sequences need, within free memory */
+    int cpu_threads;    /* of the CPU machine; 0: one per core, at most 16 */
+    int ring_stages;    /* depth of the weight ring, at most as generated; 0: as generated */
+    int in_flight;      /* ring stages on their way at once; 0: as generated for the number of rows */
+    int steps_ahead;    /* steps queued before the host has read their tokens; 0: 8 */
+    bool allow_spills;  /* run a kernel that spills registers */
+    const char *kernel; /* CUDA file to compile instead of the kernel built in, for trying changes; NULL: built in */
+    void (*progress)(void *user, uint64_t done, uint64_t total); /* bytes of weights, while opening; may be NULL */
+    void *progress_user;
+} nmk_options;
+
+/* Loads everything; seconds to minutes.  *engine is the caller's, to be closed; untouched on failure. */
+int nmk_engine_open(nmk_engine **engine, const nmk_options *options, nmk_err *e);
+void nmk_engine_close(nmk_engine *engine); /* NULL is fine */
+
+typedef enum {
+    NMK_FINISH_NONE,   /* not finished: the call failed before */
+    NMK_FINISH_STOP,   /* a stop id, which is the last token given */
+    NMK_FINISH_LENGTH, /* max_tokens, or the sequence is full */
+    NMK_FINISH_CANCEL  /* the callback asked for it */
+} nmk_finish;
+
+typedef struct {
+    const int32_t *prompt; /* token ids */
+    int prompt_tokens;     /* at least 1 */
+    int max_tokens;        /* at least 1; cut so that prompt and answer fit max_len */
+    float temperature;     /* 0: greedy */
+    uint64_t seed;         /* of the sampling: same seed, same text, whatever else is in the batch */
+    /* results */
+    int tokens; /* generated */
+    nmk_finish finish;
+} nmk_request;
+
+/* A generated token of request `index`, in order; called on the generating thread.  Nonzero ends that request. */
+typedef int (*nmk_token_fn)(void *user, int index, int32_t token);
+
+enum { NMK_IGNORE_STOP = 1 }; /* go on after stop ids */
+
+/* Feeds all prompts and decodes them together as one ragged batch, to the end of all; count is at most nmk_rows.
+ * After a failure the engine is usable again unless the message says that it is lost. */
+int nmk_engine_generate(nmk_engine *engine, nmk_request *requests, int count, unsigned flags, nmk_token_fn on_token,
+                        void *user, nmk_err *e);
+
+typedef struct {
+    const char *model, *device; /* the engine's; device: "cuda:0 (NVIDIA H200)" or "cpu (2 threads)" */
+    bool on_gpu;
+    int max_len, vocab;
+    int stop_ids[16], stop_count;
+    uint64_t weight_bytes, kv_bytes;
+    double open_seconds, weights_seconds,
+        kernel_seconds; /* kernel: compiling or reading it from the cache, and loading */
+    bool kernel_cached;
+    int registers, spill_bytes;
+    size_t code_bytes;
+    /* of the last nmk_engine_generate */
+    int prompt_tokens, prompt_steps, tokens, decode_steps;
+    double prompt_seconds, decode_seconds;
+} nmk_stats;
+
+void nmk_engine_stats(const nmk_engine *engine, nmk_stats *stats);
+
+#endif

@@ -1,0 +1,332 @@
+/* A GPU made up of host memory, for tests of what talks to one: fake_install() before the engine is opened on cuda:0.
+ *
+ * The stand-in for the driver queues what a stream would and does one thing of it at each look at an event, so that a
+ * staging buffer reused too early or a write out of order shows.  Its step samples token + 1. */
+#ifndef NMK_TESTS_FAKE_GPU_H
+#define NMK_TESTS_FAKE_GPU_H
+
+#include "engine.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda.h"
+#include "check.h"
+
+/* ---- a stream ---- */
+
+typedef struct {
+    enum { COPY, SET, STEP, EVENT } kind;
+    CUdeviceptr dst;
+    const void *src;
+    size_t bytes;
+    int value;
+    nmk_params params;
+    bool *event;
+} work;
+
+enum { MOST_WORK = 4096, MOST_SEEN = 4096 };
+
+static work queue[MOST_WORK];
+static int queue_head, queue_tail, queued_steps, most_queued_steps;
+static struct {
+    int device_count, major, minor, sms, smem_bytes;
+    int hang_at;     /* the step (counted from 1) that hangs; 0: none */
+    bool silent;     /* without a record */
+    bool fail;       /* the next event reports an error */
+    int load_result; /* of cuModuleLoadData */
+} fake = {.device_count = 1, .major = 9, .minor = 0, .sms = 132, .smem_bytes = 232448};
+static int steps_run;
+static nmk_column seen[MOST_SEEN]; /* live columns of the steps that ran, */
+static struct { int step, column; /* and where each was: steps count from 1 */ } seen_at[MOST_SEEN];
+static int seen_count, in_flight_seen;
+
+static void run_step(const nmk_params *p) {
+    uint32_t *abort_flag = (uint32_t *)(uintptr_t)p->abort, *counters = (uint32_t *)(uintptr_t)p->counters;
+    nmk_control *control = (nmk_control *)(uintptr_t)p->control;
+    int32_t *out = (int32_t *)(uintptr_t)p->out + p->out_row * NMK_COLUMNS;
+    steps_run++, queued_steps--, in_flight_seen = p->in_flight;
+    if (*abort_flag) return;
+    if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
+        nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
+        *abort_flag = 1u << 31 | 3u << 20 | 17u << 12 | 0;
+        for (int c = 0; c < NMK_COLUMNS; c++) out[c] = -2;
+        if (fake.silent) return;
+        /* a victim of the wait, then the wait */
+        h[3] = (nmk_hang){.word = 1u << 31 | 1u << 20 | 16u << 12 | 5, .counter = 4, .expected = 128, .got = 127};
+        h[9] =
+            (nmk_hang){.word = 1u << 31 | 1u << 20 | 17u << 12 | 3, .counter = 2, .expected = 264, .got = counters[0]};
+        return;
+    }
+    counters[0] = (uint32_t)p->epoch;
+    for (int c = 0; c < NMK_COLUMNS; c++) {
+        nmk_column *column = &control->column[c];
+        out[c] = -1;
+        if (column->pos < 0) continue;
+        if (seen_count < MOST_SEEN) {
+            seen_at[seen_count].step = steps_run, seen_at[seen_count].column = c;
+            seen[seen_count++] = *column;
+        }
+        if (!(column->flags & 1)) continue;
+        int32_t token = (column->token + 1) % NMK_VOCAB;
+        bool stop = false;
+        for (int i = 0; i < control->stop_count; i++) stop |= control->stop_ids[i] == token;
+        out[c] = column->token = token;
+        column->pos++, column->base = column->pos, column->remaining--;
+        if (stop || column->remaining == 0) column->pos = -1;
+    }
+}
+
+static void run_one(void) {
+    if (queue_head == queue_tail) return;
+    work *w = &queue[queue_head++ % MOST_WORK];
+    if (w->kind == COPY) memcpy((void *)(uintptr_t)w->dst, w->src, w->bytes);
+    if (w->kind == SET) memset((void *)(uintptr_t)w->dst, w->value, w->bytes);
+    if (w->kind == STEP) run_step(&w->params);
+    if (w->kind == EVENT) *w->event = true;
+}
+
+static void run_all(void) {
+    while (queue_head != queue_tail) run_one();
+}
+
+static work *add_work(int kind) {
+    assert(queue_tail - queue_head < MOST_WORK);
+    work *w = &queue[queue_tail++ % MOST_WORK];
+    memset(w, 0, sizeof *w);
+    w->kind = kind;
+    return w;
+}
+
+/* ---- the driver ---- */
+
+static CUresult ok_name(CUresult r, const char **name) {
+    return *name = r == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER", 0;
+}
+static CUresult ok_text(CUresult r, const char **text) {
+    return *text = r == 700 ? "an illegal memory access was encountered" : "something else", 0;
+}
+static CUresult device_count(int *count) { return *count = fake.device_count, 0; }
+static CUresult device_get(CUdevice *d, int index) { return *d = index, 0; }
+static CUresult device_name(char *name, int size, CUdevice d) {
+    (void)d;
+    return snprintf(name, (size_t)size, "Paper GPU"), 0;
+}
+static CUresult device_attribute(int *value, int attribute, CUdevice d) {
+    (void)d;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? fake.major
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? fake.minor
+             : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? fake.sms
+                                                                         : fake.smem_bytes;
+    return 0;
+}
+static CUresult retain(CUcontext *c, CUdevice d) {
+    (void)d;
+    return *c = (CUcontext)&fake, 0;
+}
+static CUresult release(CUdevice d) {
+    (void)d;
+    return 0;
+}
+static CUresult set_current(CUcontext c) {
+    (void)c;
+    return 0;
+}
+static CUresult synchronize(void) { return run_all(), 0; }
+static CUresult mem_info(size_t *free_bytes, size_t *total) { return *free_bytes = 256 << 20, *total = 1 << 30, 0; }
+static CUresult mem_alloc(CUdeviceptr *p, size_t bytes) {
+    if (bytes > (size_t)1 << 30) return 2;
+    void *memory = xmalloc(bytes);
+    memset(memory, 0xab, bytes);
+    return *p = (CUdeviceptr)(uintptr_t)memory, 0;
+}
+static CUresult mem_free(CUdeviceptr p) {
+    run_all();
+    return free((void *)(uintptr_t)p), 0;
+}
+static CUresult host_alloc(void **p, size_t bytes, unsigned flags) {
+    (void)flags;
+    return *p = xmalloc(bytes), 0;
+}
+static CUresult host_free(void *p) {
+    run_all();
+    return free(p), 0;
+}
+static CUresult host_pointer(CUdeviceptr *d, void *host, unsigned flags) {
+    (void)flags;
+    return *d = (CUdeviceptr)(uintptr_t)host, 0;
+}
+static CUresult to_host(void *dst, CUdeviceptr src, size_t bytes) {
+    return run_all(), memcpy(dst, (void *)(uintptr_t)src, bytes), 0;
+}
+static CUresult to_device_async(CUdeviceptr dst, const void *src, size_t bytes, CUstream s) {
+    (void)s;
+    work *w = add_work(COPY);
+    w->dst = dst, w->src = src, w->bytes = bytes;
+    return 0;
+}
+static CUresult set_async(CUdeviceptr dst, unsigned char value, size_t bytes, CUstream s) {
+    (void)s;
+    work *w = add_work(SET);
+    w->dst = dst, w->value = value, w->bytes = bytes;
+    return 0;
+}
+static CUresult stream_create(CUstream *s, unsigned flags) {
+    (void)flags;
+    return *s = (CUstream)queue, 0;
+}
+static CUresult stream_any(CUstream s) {
+    (void)s;
+    return run_all(), 0;
+}
+static CUresult event_create(CUevent *event, unsigned flags) {
+    (void)flags;
+    return *event = xcalloc(1, sizeof(bool)), 0;
+}
+static CUresult event_destroy(CUevent event) {
+    run_all();
+    return free(event), 0;
+}
+static CUresult event_record(CUevent event, CUstream s) {
+    (void)s;
+    work *w = add_work(EVENT);
+    w->event = (bool *)event;
+    return *w->event = false, 0;
+}
+static CUresult event_query(CUevent event) {
+    if (fake.fail) return 700;
+    if (*(bool *)event) return 0;
+    run_one();
+    return *(bool *)event ? 0 : CUDA_ERROR_NOT_READY;
+}
+static CUresult event_elapsed(float *ms, CUevent a, CUevent b) {
+    (void)a, (void)b;
+    return *ms = 1.5f, 0;
+}
+static CUresult module_load(CUmodule *m, const void *image) {
+    (void)image;
+    return *m = (CUmodule)&fake, fake.load_result;
+}
+static CUresult module_unload(CUmodule m) {
+    (void)m;
+    return 0;
+}
+static CUresult module_function(CUfunction *f, CUmodule m, const char *name) {
+    static char step, other;
+    (void)m;
+    return *f = (CUfunction)(strcmp(name, "nmk_step") ? &other : &step), 0;
+}
+static CUresult function_set(CUfunction f, int attribute, int value) {
+    (void)f;
+    assert(attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value == NMK_SMEM_BYTES);
+    return 0;
+}
+static CUresult occupancy(int *blocks, CUfunction f, int threads, size_t bytes) {
+    (void)f, (void)threads, (void)bytes;
+    return *blocks = 1, 0;
+}
+static CUresult launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                       unsigned smem_bytes, CUstream s, void **params, void **extra) {
+    CUfunction step;
+    (void)y, (void)z, (void)by, (void)bz, (void)s, (void)extra;
+    module_function(&step, NULL, "nmk_step");
+    if (f != step) return 0;
+    assert(x == NMK_SMS && bx == 384 && smem_bytes == NMK_SMEM_BYTES);
+    memcpy(&add_work(STEP)->params, params[0], sizeof(nmk_params));
+    if (++queued_steps > most_queued_steps) most_queued_steps = queued_steps;
+    return 0;
+}
+
+/* ---- the compiler ---- */
+
+static char *self;
+static size_t self_bytes;
+
+static int rtc_zero(void) { return 0; }
+static nvrtcResult rtc_create(nvrtcProgram *p, const char *source, const char *name, int n, const char *const *texts,
+                              const char *const *names) {
+    (void)source, (void)name, (void)n, (void)texts, (void)names;
+    return *p = (nvrtcProgram)&fake, 0;
+}
+static nvrtcResult rtc_compile(nvrtcProgram p, int count, const char *const *options) {
+    (void)p, (void)count, (void)options;
+    return 0;
+}
+static const char rtc_text[] = "ptxas info    : Used 168 registers, used 5 barriers\n";
+static nvrtcResult rtc_log_size(nvrtcProgram p, size_t *bytes) {
+    (void)p;
+    return *bytes = sizeof rtc_text, 0;
+}
+static nvrtcResult rtc_log(nvrtcProgram p, char *log) {
+    (void)p;
+    return memcpy(log, rtc_text, sizeof rtc_text), 0;
+}
+static nvrtcResult rtc_size(nvrtcProgram p, size_t *bytes) {
+    (void)p;
+    return *bytes = self_bytes, 0;
+}
+static nvrtcResult rtc_cubin(nvrtcProgram p, char *cubin) {
+    (void)p;
+    return memcpy(cubin, self, self_bytes), 0;
+}
+static nvrtcResult rtc_destroy(nvrtcProgram *p) {
+    (void)p;
+    return rtc_zero();
+}
+
+static int fake_install(nmk_err *e) {
+    setenv("NMK_CACHE_DIR", "/proc/nmk/none", 1);
+    if (nmk_file_read(&self, &self_bytes, "/proc/self/exe", (size_t)1 << 30, e)) return -1;
+    nmk_cuda = (struct nmk_cuda){
+        .cuGetErrorName = ok_name,
+        .cuGetErrorString = ok_text,
+        .cuDeviceGetCount = device_count,
+        .cuDeviceGet = device_get,
+        .cuDeviceGetName = device_name,
+        .cuDeviceGetAttribute = device_attribute,
+        .cuDevicePrimaryCtxRetain = retain,
+        .cuDevicePrimaryCtxRelease = release,
+        .cuCtxSetCurrent = set_current,
+        .cuCtxSynchronize = synchronize,
+        .cuMemGetInfo = mem_info,
+        .cuMemAlloc = mem_alloc,
+        .cuMemFree = mem_free,
+        .cuMemHostAlloc = host_alloc,
+        .cuMemFreeHost = host_free,
+        .cuMemHostGetDevicePointer = host_pointer,
+        .cuMemcpyDtoH = to_host,
+        .cuMemcpyHtoDAsync = to_device_async,
+        .cuMemsetD8Async = set_async,
+        .cuStreamCreate = stream_create,
+        .cuStreamDestroy = stream_any,
+        .cuStreamSynchronize = stream_any,
+        .cuEventCreate = event_create,
+        .cuEventDestroy = event_destroy,
+        .cuEventRecord = event_record,
+        .cuEventQuery = event_query,
+        .cuEventElapsedTime = event_elapsed,
+        .cuModuleLoadData = module_load,
+        .cuModuleUnload = module_unload,
+        .cuModuleGetFunction = module_function,
+        .cuFuncSetAttribute = function_set,
+        .cuOccupancyMaxActiveBlocksPerMultiprocessor = occupancy,
+        .cuLaunchKernel = launch,
+        .driver_version = 12040,
+    };
+    nmk_nvrtc = (struct nmk_nvrtc){
+        .nvrtcCreateProgram = rtc_create,
+        .nvrtcDestroyProgram = rtc_destroy,
+        .nvrtcCompileProgram = rtc_compile,
+        .nvrtcGetCUBINSize = rtc_size,
+        .nvrtcGetCUBIN = rtc_cubin,
+        .nvrtcGetProgramLogSize = rtc_log_size,
+        .nvrtcGetProgramLog = rtc_log,
+        .major = 13,
+    };
+    return 0;
+}
+
+#endif

@@ -1,0 +1,156 @@
+/* The order in which simulated SMs run must not matter, a row's neighbours must not matter, and a wait that is taken
+ * away must be noticed. */
+#include "refvm.h"
+
+#include <stdarg.h>
+
+#define ROW_TOKENS 256
+#include "runtime/refvm_toy.h"
+
+enum { SEEDS = 32, STEPS = 3 };
+
+static int32_t ids[ROW_TOKENS];
+
+static uint64_t hash(uint64_t h, const void *data, size_t n) {
+    for (size_t i = 0; i < n / 8; i++) {
+        uint64_t word;
+        memcpy(&word, (const uint8_t *)data + 8 * i, 8);
+        h = (h ^ word) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
+    }
+    return h;
+}
+
+static void restart(struct toy *t) {
+    memset(t->vm.kv_full, 0, t->full_bytes), memset(t->vm.kv_sliding, 0, t->sliding_bytes);
+    memset(t->vm.counters, 0, sizeof(uint32_t) * NMK_COUNTERS * NMK_COUNTER_WORDS), t->vm.epoch = 0;
+}
+
+/* Eight sequences of different lengths, one of them off, one hot; as they stand before their next token. */
+static void ragged(struct toy *t, int only) {
+    static const int length[] = {1, 40, 63, 64, 130, 0, 200, 17};
+    _Static_assert(NMK_COLUMNS <= sizeof length / sizeof *length, "a length for each column");
+    for (int n = 0; n < NMK_COLUMNS; n++) {
+        const int live = length[n] > 0 && (only < 0 || only == n);
+        t->control.column[n] = (nmk_column){.token = ids[n],
+                                            .pos = live ? length[n] - 1 : -1,
+                                            .base = length[n] - 1,
+                                            .group = n,
+                                            .slot = n,
+                                            .flags = 1,
+                                            .remaining = 100,
+                                            .temperature = n == 4 ? 0.8f : 0,
+                                            .seed_lo = 7};
+    }
+}
+
+/* A few steps of the ragged batch; their hash (all buffers, pages, tokens) or 0 with the machine's message. */
+static uint64_t run(struct toy *t, int threads, uint64_t seed, char *err, size_t err_len) {
+    uint64_t h = 0xcbf29ce484222325u;
+    t->vm.threads = threads, t->vm.seed = seed;
+    for (int i = 0; i < STEPS; i++) {
+        if (step(t, err, err_len)) return 0;
+        h = hash(h, t->vm.arena, (size_t)NMK_ARENA_BYTES);
+        h = hash(h, t->out, sizeof t->out), h = hash(h, &t->control, sizeof t->control);
+    }
+    h = hash(hash(h, t->vm.kv_full, t->full_bytes), t->vm.kv_sliding, t->sliding_bytes);
+    return h ? h : 1;
+}
+
+/* run() from the same start every time. */
+static uint64_t fresh_run(struct toy *t, int threads, uint64_t seed, char *err, size_t err_len) {
+    restart(t);
+    for (int n = 0; n < NMK_COLUMNS; n++) { /* something in the pages, the same for everyone */
+        uint16_t *kv = (uint16_t *)t->vm.kv_full, *sliding = (uint16_t *)t->vm.kv_sliding;
+        for (size_t i = 0; i < t->full_bytes / 2; i += 61) kv[i] = (uint16_t)(0x3c00 + i % 512);
+        for (size_t i = 0; i < t->sliding_bytes / 2; i += 67) sliding[i] = (uint16_t)(0xbc00 + i % 512);
+    }
+    ragged(t, -1);
+    return run(t, threads, seed, err, err_len);
+}
+
+static void test_orders(struct toy *t, uint64_t *want) {
+    char err[1024];
+    int same = 0;
+    *want = fresh_run(t, 1, 1, err, sizeof err);
+    if (!*want) die("%s", err);
+    for (int seed = 2; seed < 2 + SEEDS; seed++) same += fresh_run(t, 1, (uint64_t)seed, err, sizeof err) == *want;
+    result(same == SEEDS, "orders of one thread", "%d of %d seeds give the same bits", same, SEEDS);
+    for (int threads = 2; threads <= 4; threads++) {
+        const uint64_t got = fresh_run(t, threads, 0, err, sizeof err);
+        result(got == *want, "threads", "%d threads%s%s", threads, got ? "" : ": ", got ? "" : err);
+    }
+}
+
+/* Takes the waits of every task of (op, layer) away; seeds notice by other bits or an error.  Three are enough. */
+static void test_lost_wait(struct toy *t, int opcode, int layer, uint64_t want) {
+    int32_t *lists = zeroed(t->list_bytes);
+    char err[1024], name[96];
+    int waits = 0, noticed = 0, seed = 0;
+    memcpy(lists, t->lists, t->list_bytes);
+    for (int i = 0; i < NMK_SMS * NMK_MAX_TASKS; i++) {
+        int32_t *d = lists + (size_t)i * NMK_DESC_WORDS;
+        if (d[NMK_WORD_OPCODE] != opcode || d[NMK_WORD_LAYER] != layer) continue;
+        waits += d[2] >= 0;
+        d[2] = d[4] = -1;
+    }
+    t->vm.lists = lists;
+    for (; waits && seed < SEEDS && noticed < 3; seed++)
+        noticed += fresh_run(t, 1, (uint64_t)seed, err, sizeof err) != want;
+    t->vm.lists = t->lists;
+    snprintf(name, sizeof name, "lost waits of %s, layer %d", nmk_opcode_names[opcode], layer);
+    if (waits) result(noticed > 0, name, "%d of %d seeds notice (%d tasks)", noticed, seed, waits);
+    free(lists);
+}
+
+/* A wait for more than will ever arrive. */
+static void test_deadlock(struct toy *t, int threads) {
+    int32_t *lists = zeroed(t->list_bytes);
+    char err[1024] = "";
+    int s = 0, i = 0;
+    memcpy(lists, t->lists, t->list_bytes);
+    for (; i < NMK_MAX_TASKS; i++) {
+        int32_t *d = lists + ((size_t)s * NMK_MAX_TASKS + (size_t)i) * NMK_DESC_WORDS;
+        if (d[NMK_WORD_LAYER] != 2 || d[2] < 0) continue;
+        d[3]++;
+        break;
+    }
+    t->vm.lists = lists;
+    const uint64_t got = fresh_run(t, threads, 1, err, sizeof err);
+    t->vm.lists = t->lists;
+    result(!got && strstr(err, "deadlock") && strstr(err, "layer2.") && strstr(err, "waits for"), "deadlock",
+           "%d thread%s: %s", threads, threads == 1 ? "" : "s", got ? "not noticed" : err);
+    free(lists);
+}
+
+static void test_neighbours(struct toy *t) {
+    char err[1024];
+    float together[NMK_COLUMNS][NMK_HIDDEN];
+    int32_t tokens[NMK_COLUMNS];
+    int live = 0, same = 0;
+    if (!fresh_run(t, 1, 1, err, sizeof err)) die("%s", err);
+    restart(t), ragged(t, -1), t->vm.threads = 2;
+    must_step(t);
+    memcpy(together, residual(t, NMK_LAYERS), sizeof together), memcpy(tokens, t->out, sizeof tokens);
+    for (int n = 0; n < NMK_COLUMNS; n++) {
+        restart(t), ragged(t, n);
+        if (t->control.column[n].pos < 0) continue;
+        must_step(t);
+        live++;
+        same += tokens[n] == t->out[n] &&
+                !memcmp(together[n], residual(t, NMK_LAYERS) + n * NMK_HIDDEN, sizeof together[n]);
+    }
+    result(same == live, "neighbours", "%d of %d rows have the same bits alone and in the batch", same, live);
+}
+
+int main(void) {
+    struct toy *t = toy_open();
+    uint64_t want;
+    for (int i = 0; i < ROW_TOKENS; i++) ids[i] = 20 + i * 37 % 4000;
+    test_orders(t, &want);
+    for (int opcode = 1; opcode < NMK_OPCODES; opcode++)
+        for (int layer = -1; layer <= 2; layer++) test_lost_wait(t, opcode, layer, want);
+    test_deadlock(t, 1), test_deadlock(t, 3);
+    test_neighbours(t);
+    nmk_vm_close(&t->vm);
+    return failures != 0;
+}
