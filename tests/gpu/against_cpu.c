@@ -1,0 +1,178 @@
+/* The GPU against the CPU reference machine, buffer by buffer: every buffer a step exchanges, of every layer where the
+ * model keeps them apart, over several steps, ragged lengths and batches.  The reference chooses experts by the GPU's
+ * router logits, which are compared too: near ties would otherwise look like large errors.  Skips itself without a
+ * GPU. */
+#include "bf16.h"
+#include "gpu/helper.h"
+
+#define NAME "GPU against the CPU machine (" NMK_MODEL ")"
+
+enum { MOST_LEN = NMK_MAX_CONTEXT < 8192 ? NMK_MAX_CONTEXT : 8192, STEPS = 3 };
+static const double LIMIT = 1e-2;
+
+/* ---- the two forms of a page ---- */
+
+/* bf16 index, in the streamed half page of K (or V), of dim d of token r. */
+static int streamed(int v, int token, int d) {
+    const int tile = token >> 4, r = token & 15, m = d & 15;
+    if (v)
+        return ((tile * 8 + d / 16) * 512 + ((m & 7) * 4 + ((r & 7) >> 1)) * 16 + (r >> 3) * 8 + (m >> 3) * 4) / 2 +
+               (r & 1);
+    return ((tile * 8 + d / 32 * 2 + (d >> 2 & 1)) * 512 + ((r & 7) * 4 + (d >> 3 & 3)) * 16 + (d & 2) * 4 +
+            (r >> 3) * 4) /
+               2 +
+           (d & 1);
+}
+
+/* The GPU's pool into the CPU's. */
+static int copy_pool(nmk_engine *gpu, nmk_engine *cpu, int sliding, nmk_err *e) {
+    const size_t bytes = nmk_kv_pool_bytes(&gpu->kv, sliding), half = NMK_KV_HEAD_BYTES / 4;
+    if (!bytes) return 0;
+    uint16_t *from = xmalloc(bytes), *to = xmalloc(bytes);
+    const uint64_t source = sliding ? gpu->params.kv_sliding : gpu->params.kv_full;
+    const uint64_t target = sliding ? cpu->params.kv_sliding : cpu->params.kv_full;
+    int rc = gpu->machine->calls->read(gpu->machine, from, source, bytes, e);
+    for (size_t h = 0; h < bytes / 2 / half; h++)
+        for (int t = 0; t < NMK_PAGE_TOKENS; t++)
+            for (int d = 0; d < NMK_HEAD_DIM; d++)
+                to[h * half + (size_t)(t * NMK_HEAD_DIM + d)] = from[h * half + (size_t)streamed(h & 1, t, d)];
+    if (!rc) rc = cpu->machine->calls->write(cpu->machine, target, to, bytes, e);
+    free(from), free(to);
+    return rc;
+}
+
+/* ---- comparison ---- */
+
+typedef struct {
+    double difference, norm, worst;
+} distance;
+
+static void add(distance *d, float got, float want) {
+    const double x = (double)got - (double)want;
+    if (!(fabs(x) < 1e30))
+        d->worst = INFINITY, d->difference = INFINITY;
+    else
+        d->difference += x * x, d->norm += (double)want * (double)want, d->worst = fmax(d->worst, fabs(x));
+}
+
+static double relative(const distance *d) { return d->norm > 0 ? sqrt(d->difference / d->norm) : sqrt(d->difference); }
+
+/* Buffers compared, by the part of the name before "_": width of a column's row and whether it is bf16. */
+static const struct {
+    const char *base;
+    int width, is_bf16;
+} EXCHANGED[] = {
+    {"x", NMK_HIDDEN, 0},     {"logits", NMK_EXPERTS, 0},   {"qkv", (NMK_HEADS + 2 * NMK_KV_HEADS) * NMK_HEAD_DIM, 1},
+    {"attn", NMK_Q_WIDTH, 1}, {"dense_h", NMK_DENSE_FF, 1},
+};
+
+static int kind_of(const char *name) {
+    for (size_t k = 0; k < sizeof EXCHANGED / sizeof *EXCHANGED; k++) {
+        const size_t n = strlen(EXCHANGED[k].base);
+        if (!strncmp(name, EXCHANGED[k].base, n) &&
+            (name[n] == 0 || name[n] == '_' || (name[n] >= '0' && name[n] <= '9')))
+            return (int)k;
+    }
+    return -1;
+}
+
+/* The relative error of every buffer; largest of the step, printed when `verbose`. */
+static double compare(const uint8_t *gpu, const uint8_t *cpu, const nmk_column *column, bool verbose) {
+    double most = 0;
+    for (int b = 0; b < nmk_buffer_count; b++) {
+        const int k = kind_of(nmk_buffers[b].name);
+        if (k < 0) continue;
+        const size_t at = (size_t)nmk_buffers[b].offset128 * 128;
+        distance d = {0};
+        for (int n = 0; n < NMK_COLUMNS; n++) {
+            if (column[n].pos < 0) continue;
+            for (int i = 0; i < EXCHANGED[k].width; i++) {
+                const size_t j = (size_t)(n * EXCHANGED[k].width + i);
+                if (EXCHANGED[k].is_bf16)
+                    add(&d, bf16(((const uint16_t *)(const void *)(gpu + at))[j]),
+                        bf16(((const uint16_t *)(const void *)(cpu + at))[j]));
+                else
+                    add(&d, ((const float *)(const void *)(gpu + at))[j], ((const float *)(const void *)(cpu + at))[j]);
+            }
+        }
+        if (verbose || !(relative(&d) < LIMIT))
+            printf("#   %-12s relative %.2e, worst %.2e\n", nmk_buffers[b].name, relative(&d), d.worst);
+        if (!(relative(&d) <= most)) most = relative(&d);
+    }
+    return most;
+}
+
+static void run_case(nmk_engine *gpu, nmk_engine *cpu, const char *name, const int *len, int rows, int ring,
+                     bool prompt) {
+    nmk_err e = {0};
+    uint8_t *ga = xmalloc(NMK_ARENA_BYTES), *ca = xmalloc(NMK_ARENA_BYTES);
+    nmk_column column[NMK_COLUMNS], after[NMK_COLUMNS];
+    nmk_control gc, cc;
+    double most = 0;
+    int equal = 1, steps = prompt ? 1 : STEPS;
+    for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
+    for (int r = 0; r < rows; r++) {
+        if (nmk_engine_take_row(gpu, r, len[r] + 16, &e) || nmk_engine_take_row(cpu, r, len[r] + 16, &e)) goto out;
+        column[r] = column_at(r, r, len[r]);
+    }
+    if (prompt) /* eight positions of one row */
+        for (int n = 0; n < NMK_COLUMNS; n++) {
+            column[n] = column_at(0, 0, len[0] + n);
+            column[n].base = len[0];
+            column[n].flags = n == NMK_COLUMNS - 1;
+        }
+    if (copy_pool(gpu, cpu, 0, &e) || copy_pool(gpu, cpu, 1, &e)) goto out;
+    nmk_engine_set_ring(gpu, ring, 0);
+    for (int s = 0; s < steps; s++) {
+        int32_t gt[NMK_COLUMNS], ct[NMK_COLUMNS];
+        if (nmk_engine_poison(gpu, 0xff, &e) || nmk_engine_poison(cpu, 0xff, &e)) goto out;
+        if (nmk_engine_step(gpu, column, gt, &e) || nmk_engine_read_arena(gpu, ga, &e)) goto out;
+        nmk_engine_force_experts(cpu, ga);
+        if (nmk_engine_step(cpu, column, ct, &e) || nmk_engine_read_arena(cpu, ca, &e)) goto out;
+        const double d = compare(ga, ca, column, s == 0 && !ring);
+        if (!(d <= most)) most = d;
+        for (int n = 0; n < NMK_COLUMNS; n++)
+            if (gt[n] != ct[n]) equal = 0, printf("#   column %d: GPU token %d, CPU token %d\n", n, gt[n], ct[n]);
+        if (nmk_engine_get_control(gpu, &gc, &e) || nmk_engine_get_control(cpu, &cc, &e)) goto out;
+        for (int n = 0; n < NMK_COLUMNS; n++) {
+            after[n] = cc.column[n];
+            after[n].token = gc.column[n].token; /* tokens may differ where two logits tie within rounding */
+            if (memcmp(&after[n], &gc.column[n], sizeof *after))
+                check(0, "%s: control of column %d after the step", name, n);
+        }
+        memcpy(column, gc.column, sizeof column);
+    }
+out:
+    nmk_engine_force_experts(cpu, NULL);
+    for (int r = 0; r < rows; r++) nmk_engine_drop_row(gpu, r, &e), nmk_engine_drop_row(cpu, r, &e);
+    check(!e.text[0] && most < LIMIT, "%s: largest relative error %.2e, tokens %s %s", name, most,
+          equal ? "equal" : "differ", e.text);
+    free(ga), free(ca);
+}
+
+int main(void) {
+    nmk_err e = {0};
+    if (!nmk_engine_buffer("logits_1"))
+        leave(NAME, "layers share their buffers, so one layer's router logits cannot be told from another's", true);
+    nmk_engine *cpu = NULL, *gpu = open_gpu(NAME, MOST_LEN, 1u << 30);
+    nmk_options o = test_options("cpu", MOST_LEN, 1u << 30);
+    if (nmk_engine_open(&cpu, &o, &e)) leave(NAME, e.text, false);
+    if (nmk_engine_random_kv(gpu, 3, &e)) leave(NAME, e.text, false);
+    static const int one[] = {0}, page[] = {63}, next[] = {64}, window[] = {NMK_SLIDING_WINDOW + 5},
+                     longest[] = {MOST_LEN - 24};
+    static const int ragged[] = {1, 300, 64, MOST_LEN / 2, 2, 129, NMK_SLIDING_WINDOW - 1, NMK_SLIDING_WINDOW};
+    static const int five[] = {65, 1000, 7, 127, 128};
+    run_case(gpu, cpu, "first token", one, 1, 0, false);
+    run_case(gpu, cpu, "one row, end of a page", page, 1, 0, false);
+    run_case(gpu, cpu, "one row, start of a page", next, 1, 0, false);
+    run_case(gpu, cpu, "one row across the window", window, 1, 0, false);
+    run_case(gpu, cpu, "one long row", longest, 1, 0, false);
+    run_case(gpu, cpu, "eight ragged rows", ragged, 8, 0, false);
+    run_case(gpu, cpu, "five rows, ring of 4", five, 5, 4, false);
+    run_case(gpu, cpu, "eight rows, ring of 11", ragged, 8, 11, false);
+    run_case(gpu, cpu, "eight positions of a prompt, from the start", one, 1, 0, true);
+    run_case(gpu, cpu, "eight positions of a prompt, across a page", page, 1, 0, true);
+    run_case(gpu, cpu, "eight positions of a prompt, across the window", window, 1, 0, true);
+    nmk_engine_close(gpu), nmk_engine_close(cpu);
+    return failures != 0;
+}

@@ -1,0 +1,64 @@
+/* A step that can never end: the kernel gives up, the report names who waited for what, and the engine goes on.
+ *
+ * One task's threshold is raised out of reach in the lists on the GPU; patience is lowered so that the test takes no
+ * seconds.  Skips itself without a GPU. */
+#include "gpu/helper.h"
+
+#define NAME "hangs (" NMK_MODEL ")"
+
+static nmk_engine *gpu;
+
+static int write_lists(const int32_t *lists, nmk_err *e) {
+    return gpu->machine->calls->write(gpu->machine, gpu->params.lists, lists,
+                                      sizeof(int32_t) * NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS, e);
+}
+
+/* The descriptor of `opcode` in `layer` on SM `sm`; NULL if it has none. */
+static int32_t *find(int32_t *lists, int sm, int opcode, int layer) {
+    for (int t = 0; t < NMK_MAX_TASKS; t++) {
+        int32_t *d = lists + ((size_t)sm * NMK_MAX_TASKS + (size_t)t) * NMK_DESC_WORDS;
+        if (d[NMK_WORD_OPCODE] == opcode && d[NMK_WORD_LAYER] == layer) return d;
+    }
+    return NULL;
+}
+
+static void hang_case(const char *name, int sm, int opcode, int layer, const char *part) {
+    const size_t words = (size_t)NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS;
+    int32_t *broken = xmalloc(words * sizeof *broken), before[NMK_COLUMNS], after[NMK_COLUMNS];
+    nmk_column column[NMK_COLUMNS];
+    nmk_err e = {0}, hang = {0};
+    memcpy(broken, gpu->lists, words * sizeof *broken);
+    for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
+    for (int r = 0; r < NMK_COLUMNS; r++) {
+        if (nmk_engine_take_row(gpu, r, 200, &e)) goto out;
+        column[r] = column_at(r, r, 100 + r);
+    }
+    if (nmk_engine_step(gpu, column, before, &e)) goto out;
+    int32_t *d = find(broken, sm, opcode, layer);
+    if (!check(d && d[NMK_WORD_WAIT_A] >= 0, "%s: the task waits", name)) goto out;
+    d[NMK_WORD_ARRIVALS_A]++;
+    const uint32_t patience_ms = gpu->params.patience_ms;
+    gpu->params.patience_ms = 50;
+    const uint64_t start_ns = nmk_now_ns();
+    if (write_lists(broken, &e)) goto out;
+    const int rc = nmk_engine_step(gpu, column, after, &hang);
+    check(rc == -1 && strstr(hang.text, part), "%s: reported in %.2f s: %s", name,
+          1e-9 * (double)(nmk_now_ns() - start_ns), hang.text);
+    gpu->params.patience_ms = patience_ms;
+    if (write_lists(gpu->lists, &e) || nmk_engine_step(gpu, column, after, &e)) goto out;
+    check(!memcmp(before, after, sizeof after), "%s: the engine goes on with the same tokens", name);
+out:
+    if (e.text[0]) check(false, "%s: %s", name, e.text);
+    for (int r = 0; r < NMK_COLUMNS; r++) nmk_engine_drop_row(gpu, r, &e);
+    free(broken);
+}
+
+int main(void) {
+    gpu = open_gpu(NAME, 512, 1u << 30);
+    hang_case("a consumer", 5, NMK_OP_O_PROJ, 2, "layer2.combine");
+    hang_case("the helper", 7, NMK_OP_COMBINE, 1, "layer1.attention");
+    hang_case("the first wait", 3, NMK_OP_NORM, 0, "embed");
+    hang_case("the last wait", 1, NMK_OP_SAMPLE, -1, "lm_head");
+    nmk_engine_close(gpu);
+    return failures != 0;
+}
