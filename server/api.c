@@ -1,0 +1,817 @@
+/* Ownership: a job is counted (refs).  The worker's turn holds one, and so does each of its choices from when it is
+ * queued until the batch has ended it.  `r` is there until the job was answered or its client left; it is only touched
+ * on the loop. */
+#include "api.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "metrics.h"
+#include "parse.h"
+#include "stop.h"
+
+/* The kernel gives a hang up after 2 s. */
+enum { STALL_MS = 20000 };
+/* More than that is told to come again: sequences that wait for a row, bytes of bodies that wait for the worker. */
+enum { MOST_WAITING = 1000, MOST_TODO_BYTES = 256 << 20 };
+
+typedef struct choice choice;
+typedef struct job job;
+
+/* One answer to one prompt. */
+struct choice {
+    job *job;
+    choice *next; /* in the queue */
+    int index, prompt;
+    bool queued, done, met; /* met: a stop string */
+    uint64_t id;            /* of the batch; 0: not there */
+    nmk_parser *parser;
+    nmk_stop *stop;
+    int32_t held; /* a stop id that may be the last token; -1: none */
+    int tokens;
+    uint64_t last_ns; /* of the newest token */
+    nmk_reply_choice *said;
+};
+
+struct job {
+    nmk_api *api;
+    int refs;
+    nmk_body body;
+    nmk_buf text; /* the request's body */
+    uint64_t arrived_ns;
+    nmk_http_response *r; /* NULL: answered, or nobody is there */
+    job *next;            /* for the worker */
+
+    /* the worker's results */
+    bool failed;
+    nmk_api_error error;
+    nmk_api_request q;
+    nmk_ids *prompt;
+    int *max_tokens;
+    int prompt_count;
+    nmk_buf answer; /* of endpoints that do not generate */
+
+    choice *choice;
+    nmk_reply_choice *said;
+    int choice_count, open; /* open: not ended */
+    nmk_stream stream;
+    nmk_reply reply;
+    nmk_buf out;
+    int reasoning_tokens;
+};
+
+typedef enum { TOKEN, END } event_kind;
+typedef struct {
+    choice *choice;
+    event_kind kind;
+    int32_t token;
+    nmk_batch_end end;
+    char *message; /* owned; NULL: none */
+    uint64_t ns;
+} event;
+
+struct nmk_api {
+    nmk_api_options o;
+    nmk_http *http;
+    nmk_markers markers;
+    bool has_markers;
+    int64_t created;
+    nmk_metrics metrics;
+    nmk_buf scratch;
+
+    choice *queue, **queue_tail; /* not given to the batch yet */
+    int queued, submitted;
+    uint64_t busy_since_ms; /* when the first of those that run now was submitted */
+
+    pthread_t worker;
+    bool has_worker;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t work;
+    job *todo, **todo_tail;
+    size_t todo_bytes; /* of bodies that wait for the worker */
+    bool stopping;
+    event *events;
+    size_t event_count, event_capacity;
+};
+
+enum { MODELS, MODEL, CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, HEALTH, METRICS, VERSION };
+
+const nmk_http_route nmk_api_routes[] = {
+    [MODELS] = {"/v1/models", NMK_HTTP_GET, false},
+    [MODEL] = {"/v1/models/*", NMK_HTTP_GET, false},
+    [CHAT] = {"/v1/chat/completions", NMK_HTTP_POST, false},
+    [COMPLETIONS] = {"/v1/completions", NMK_HTTP_POST, false},
+    [TOKENIZE] = {"/tokenize", NMK_HTTP_POST, false},
+    [DETOKENIZE] = {"/detokenize", NMK_HTTP_POST, false},
+    [HEALTH] = {"/health", NMK_HTTP_GET, true},
+    [METRICS] = {"/metrics", NMK_HTTP_GET, true},
+    [VERSION] = {"/version", NMK_HTTP_GET, false},
+};
+const unsigned nmk_api_route_count = sizeof nmk_api_routes / sizeof *nmk_api_routes;
+
+static uint64_t now_ms(void) { return nmk_now_ns() / 1000000; }
+
+/* ---------------------------------------------------------------- jobs */
+
+static void unref(job *j) {
+    if (--j->refs) return;
+    for (int i = 0; i < j->choice_count; i++) {
+        nmk_parser_free(j->choice[i].parser);
+        nmk_stop_free(j->choice[i].stop);
+        nmk_reply_choice_free(&j->said[i]);
+    }
+    for (int i = 0; i < j->prompt_count; i++) nmk_ids_free(&j->prompt[i]);
+    free(j->prompt), free(j->max_tokens), free(j->choice), free(j->said);
+    nmk_stream_free(&j->stream);
+    nmk_request_free(&j->q);
+    nmk_buf_free(&j->text), nmk_buf_free(&j->answer), nmk_buf_free(&j->out);
+    free(j);
+}
+
+/* Takes the handle off the job, for its last use. */
+static nmk_http_response *take_response(job *j) {
+    nmk_http_response *r = j->r;
+    j->r = NULL;
+    return r;
+}
+
+static void respond(job *j, const nmk_buf *body) {
+    nmk_http_response *r = take_response(j);
+    if (r) nmk_http_respond(r, 200, "application/json", body->data, body->length);
+}
+
+static void respond_error(nmk_http_response *r, const nmk_api_error *e) {
+    nmk_buf body = {0};
+    if (e->status == 503) nmk_http_add_field(r, "Retry-After", "1");
+    nmk_reply_error(e, &body);
+    nmk_http_respond(r, e->status, "application/json", body.data, body.length);
+    nmk_buf_free(&body);
+}
+
+static void send_out(job *j) {
+    if (j->r && j->out.length) nmk_http_send(j->r, j->out.data, j->out.length);
+    j->out.length = 0;
+}
+
+/* ---------------------------------------------------------------- the worker: from bytes to tokens */
+
+/* What the device cannot do yet; those that change nothing pass, as all do that only matter to sampling when there is
+ * none. */
+static int check_sampling(const nmk_api_request *q, nmk_api_error *e) {
+    const nmk_sampling *s = &q->sampling;
+    const bool greedy = s->temperature == 0;
+    const struct {
+        const char *name;
+        bool used;
+    } asked[] = {
+        {"top_p", !greedy && s->top_p != 1},
+        {"top_k", !greedy && s->top_k != 0},
+        {"min_p", !greedy && s->min_p != 0},
+        {"presence_penalty", s->presence_penalty != 0},
+        {"frequency_penalty", s->frequency_penalty != 0},
+        {"repetition_penalty", s->repetition_penalty != 1},
+        {"logit_bias", s->bias_count > 0},
+        {"logprobs", s->logprobs >= 0},
+    };
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        if (asked[i].used)
+            return nmk_api_fail(e, 400, asked[i].name, "unsupported_parameter",
+                                "Unsupported parameter: '%s': this server cannot do it yet. Leave it out.",
+                                asked[i].name);
+    return 0;
+}
+
+static int check_model(const nmk_api *api, const nmk_api_request *q, nmk_api_error *e) {
+    if (!q->model) return 0;
+    for (int i = 0; i < api->o.name_count; i++)
+        if (!strcmp(q->model, api->o.names[i])) return 0;
+    return nmk_request_no_model(q, e);
+}
+
+static int render(job *j, nmk_buf *text) {
+    const nmk_api *api = j->api;
+    nmk_err why = {""};
+    nmk_template_input input = {.messages = j->q.messages,
+                                .tools = j->q.tools,
+                                .add_generation_prompt = j->q.add_generation_prompt,
+                                .kwargs = j->q.chat_template_kwargs,
+                                .bos_token = api->o.bos_token,
+                                .eos_token = api->o.eos_token};
+    if (!api->o.chat_template)
+        return nmk_api_fail(&j->error, 400, "messages", "unsupported_parameter",
+                            "This model came without a chat template: use /v1/completions.");
+    if (nmk_template_render(api->o.chat_template, &input, text, &why))
+        return nmk_api_fail(&j->error, 400, "messages", "chat_template_error", "%s", why.text);
+    return 0;
+}
+
+/* A text that begins with BOS keeps its one. */
+static int encode(job *j, const char *param, const char *text, size_t bytes, nmk_ids *ids) {
+    const nmk_api *api = j->api;
+    unsigned flags = NMK_PARSE_SPECIAL | (j->q.add_special_tokens ? NMK_ADD_BOS : 0);
+    nmk_err why = {""};
+    if (!api->o.tokenizer)
+        return nmk_api_fail(&j->error, 400, param, "unsupported_parameter",
+                            "This server runs without a tokenizer: give token ids.");
+    if (nmk_tokenizer_encode(api->o.tokenizer, text, bytes, flags, ids, &why))
+        return nmk_api_fail(&j->error, 400, param, "invalid_value", "Invalid value for '%s': %s", param, why.text);
+    int32_t bos = api->o.bos_token ? nmk_tokenizer_find(api->o.tokenizer, api->o.bos_token) : -1;
+    if (j->q.add_special_tokens && ids->count > 1 && bos >= 0 && ids->id[0] == bos && ids->id[1] == bos)
+        memmove(ids->id, ids->id + 1, --ids->count * sizeof *ids->id);
+    return 0;
+}
+
+static int encode_prompts(job *j) {
+    const nmk_api_request *q = &j->q;
+    j->prompt_count = q->messages ? 1 : q->prompt_count;
+    j->prompt = xcalloc((size_t)j->prompt_count, sizeof *j->prompt);
+    if (q->messages) {
+        nmk_buf text = {0};
+        int rc = render(j, &text);
+        if (!rc) rc = encode(j, "messages", text.data ? text.data : "", text.length, &j->prompt[0]);
+        nmk_buf_free(&text);
+        return rc;
+    }
+    for (int i = 0; i < j->prompt_count; i++) {
+        nmk_prompt *p = &j->q.prompt[i];
+        if (!p->text.data)
+            j->prompt[i] = p->ids, p->ids = (nmk_ids){0};
+        else if (encode(j, "prompt", p->text.data, p->text.bytes, &j->prompt[i]))
+            return -1;
+    }
+    return 0;
+}
+
+static int prepare(job *j) {
+    const nmk_api *api = j->api;
+    nmk_api_request *q = &j->q;
+    if (nmk_request_parse(q, j->body, j->text.data ? j->text.data : "", j->text.length, &api->o.limits, &j->error))
+        return -1;
+    nmk_buf_free(&j->text);
+    if (check_model(api, q, &j->error)) return -1;
+    if (j->body == NMK_BODY_DETOKENIZE) {
+        nmk_buf text = {0};
+        if (!api->o.tokenizer)
+            return nmk_api_fail(&j->error, 400, NULL, "unsupported_parameter", "This server runs without a tokenizer.");
+        nmk_tokenizer_decode(api->o.tokenizer, q->tokens.id, q->tokens.count, false, &text);
+        nmk_reply_detokenize(text.data, text.length, &j->answer);
+        nmk_buf_free(&text);
+        return 0;
+    }
+    if (j->body == NMK_BODY_TOKENIZE) {
+        if (encode_prompts(j)) return -1;
+        if (q->token_strings && !api->o.tokenizer)
+            return nmk_api_fail(&j->error, 400, "return_token_strs", "unsupported_parameter",
+                                "This server runs without a tokenizer.");
+        nmk_reply_tokenize(api->o.tokenizer, &j->prompt[0], q->token_strings, api->o.max_len, &j->answer);
+        return 0;
+    }
+    if (check_sampling(q, &j->error) || encode_prompts(j)) return -1;
+    j->max_tokens = xcalloc((size_t)j->prompt_count, sizeof *j->max_tokens);
+    for (int i = 0; i < j->prompt_count; i++) {
+        j->max_tokens[i] = nmk_request_fit(q, j->prompt[i].count, api->o.max_len, &j->error);
+        if (j->max_tokens[i] < 0) return -1;
+    }
+    return 0;
+}
+
+static void prepared(void *ctx, void *arg);
+
+static void *work(void *ctx) {
+    nmk_api *api = ctx;
+    for (;;) {
+        pthread_mutex_lock(&api->lock);
+        while (!api->todo && !api->stopping) pthread_cond_wait(&api->work, &api->lock);
+        job *j = api->todo;
+        if (j) {
+            api->todo = j->next;
+            if (!api->todo) api->todo_tail = &api->todo;
+            api->todo_bytes -= j->text.length;
+        }
+        bool stopping = api->stopping;
+        pthread_mutex_unlock(&api->lock);
+        if (!j) return NULL;
+        if (!stopping) j->failed = prepare(j) != 0;
+        if (stopping || nmk_http_post(api->http, prepared, j)) unref(j); /* the loop has ended: nobody waits */
+    }
+}
+
+/* ---------------------------------------------------------------- what the model says */
+
+static void say_text(choice *c, const char *text, size_t bytes) {
+    job *j = c->job;
+    if (!bytes) return;
+    if (j->q.stream)
+        nmk_stream_content(&j->stream, c->index, text, bytes, NULL, 0, &j->out);
+    else
+        nmk_buf_add(&c->said->content, text, bytes);
+}
+
+/* Text of the answer: stop strings act on it, and on nothing else. */
+static void answer(choice *c, const char *text, size_t bytes) {
+    nmk_buf *scratch = &c->job->api->scratch;
+    scratch->length = 0;
+    c->met = nmk_stop_add(c->stop, text, bytes, c->tokens >= c->job->q.sampling.min_tokens, scratch);
+    say_text(c, scratch->data, scratch->length);
+}
+
+static void on_said(void *user, const nmk_said *said) {
+    choice *c = user;
+    job *j = c->job;
+    bool stream = j->q.stream;
+    if (c->met) return;
+    switch (said->kind) {
+    case NMK_SAID_ANSWER: answer(c, said->text, said->bytes); break;
+    case NMK_SAID_REASONING:
+        if (!j->q.include_reasoning) break;
+        if (stream)
+            nmk_stream_reasoning(&j->stream, c->index, said->text, said->bytes, &j->out);
+        else
+            nmk_buf_add(&c->said->reasoning, said->text, said->bytes);
+        break;
+    case NMK_SAID_CALL:
+        if (stream)
+            nmk_stream_call(&j->stream, c->index, said->call, said->id, said->name, &j->out);
+        else
+            nmk_reply_choice_call(c->said, said->id, said->name);
+        break;
+    case NMK_SAID_ARGUMENTS:
+        if (stream)
+            nmk_stream_arguments(&j->stream, c->index, said->call, said->text, said->bytes, &j->out);
+        else
+            nmk_reply_choice_arguments(c->said, said->text, said->bytes);
+        break;
+    case NMK_SAID_CALL_END: break;
+    }
+}
+
+static void feed(choice *c, int32_t token) {
+    if (c->parser) {
+        nmk_parser_add(c->parser, token);
+        return;
+    }
+    char text[16];
+    int n = snprintf(text, sizeof text, "%d ", token);
+    answer(c, text, (size_t)n);
+}
+
+/* ---------------------------------------------------------------- the end of an answer */
+
+static void cancel(choice *c) {
+    if (c->id) nmk_batch_cancel(c->job->api->o.batch, c->id);
+}
+
+static void unqueue(choice *c) {
+    nmk_api *api = c->job->api;
+    choice **at = &api->queue;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    if (!*at) api->queue_tail = at;
+    api->queued--;
+    c->queued = false;
+}
+
+/* No more of this job's choices: rows are freed, nothing more is said. */
+static void drop_choices(job *j, nmk_end_kind kind) {
+    j->refs++;
+    for (int i = 0; i < j->choice_count; i++) {
+        choice *c = &j->choice[i];
+        if (!c->done) j->api->metrics.ended[kind]++;
+        c->done = true;
+        if (c->queued)
+            unqueue(c), unref(j);
+        else
+            cancel(c);
+    }
+    unref(j);
+}
+
+static void fail_job(job *j, nmk_end_kind kind, const nmk_api_error *e) {
+    nmk_http_response *r = take_response(j);
+    if (r && nmk_http_streaming(r)) {
+        nmk_stream_fail(&j->stream, e, &j->out);
+        nmk_http_send(r, j->out.data, j->out.length);
+        nmk_http_finish(r);
+    } else if (r) {
+        respond_error(r, e);
+    }
+    drop_choices(j, kind);
+}
+
+static void finish_job(job *j) {
+    nmk_usage usage = {.reasoning_tokens = j->reasoning_tokens};
+    for (int i = 0; i < j->prompt_count; i++) usage.prompt_tokens += (int)j->prompt[i].count;
+    for (int i = 0; i < j->choice_count; i++) usage.completion_tokens += j->choice[i].tokens;
+    if (!j->r) return;
+    if (j->q.stream) {
+        nmk_stream_close(&j->stream, j->q.include_usage ? &usage : NULL, &j->out);
+        send_out(j);
+        nmk_http_finish(take_response(j));
+        return;
+    }
+    nmk_reply_whole(&j->reply, j->said, j->choice_count, &usage, &j->out);
+    respond(j, &j->out);
+}
+
+/* cut: by max_tokens. */
+static void complete(choice *c, bool cut) {
+    job *j = c->job;
+    nmk_api *api = j->api;
+    nmk_metrics *m = &api->metrics;
+    if (c->parser) nmk_parser_end(c->parser); /* says what it held back, unless a stop string is met */
+    if (!c->met) {
+        api->scratch.length = 0;
+        nmk_stop_end(c->stop, &api->scratch);
+        say_text(c, api->scratch.data, api->scratch.length);
+    }
+    cut = cut && !c->met;
+    nmk_ended ended = c->parser ? nmk_parser_ended(c->parser, cut) : cut ? NMK_ENDED_LENGTH : NMK_ENDED_STOP;
+    if (c->parser) j->reasoning_tokens += nmk_parser_reasoning_tokens(c->parser);
+    c->said->ended = ended;
+    if (j->q.stream) nmk_stream_finish(&j->stream, c->index, ended, NULL, 0, &j->out);
+    c->done = true;
+    m->ended[cut ? NMK_END_LENGTH : NMK_END_STOP]++;
+    nmk_metric_add(&m->tokens, NMK_METRIC_TOKENS, c->tokens);
+    nmk_metric_add(&m->whole, NMK_METRIC_LATENCY, 1e-9 * (double)(nmk_now_ns() - j->arrived_ns));
+    if (--j->open == 0)
+        finish_job(j);
+    else
+        send_out(j);
+}
+
+/* ---------------------------------------------------------------- the batch's thread */
+
+static void post_event(choice *c, event e) {
+    nmk_api *api = c->job->api;
+    e.choice = c, e.ns = nmk_now_ns();
+    pthread_mutex_lock(&api->lock);
+    if (api->event_count == api->event_capacity) {
+        api->event_capacity = api->event_capacity ? api->event_capacity * 2 : 64;
+        api->events = xrealloc(api->events, api->event_capacity * sizeof *api->events);
+    }
+    api->events[api->event_count++] = e;
+    pthread_mutex_unlock(&api->lock);
+    nmk_http_wake(api->http);
+}
+
+static void on_token(void *user, int32_t token) { post_event(user, (event){.kind = TOKEN, .token = token}); }
+
+static void on_end(void *user, nmk_batch_end end, const char *message) {
+    post_event(user, (event){.kind = END, .end = end, .message = message ? xstrdup(message) : NULL});
+}
+
+/* ---------------------------------------------------------------- the loop: from tokens to bytes */
+
+static bool is_stop(const choice *c, int32_t token) {
+    const nmk_api_options *o = &c->job->api->o;
+    const nmk_sampling *s = &c->job->q.sampling;
+    for (int i = 0; i < o->stop_count && !s->ignore_eos; i++)
+        if (o->stop_ids[i] == token) return true;
+    for (int i = 0; i < s->stop_id_count; i++)
+        if (s->stop_id[i] == token) return true;
+    return false;
+}
+
+static void take_token(choice *c, int32_t token, uint64_t ns) {
+    nmk_metrics *m = &c->job->api->metrics;
+    if (c->done) return;
+    if (c->tokens)
+        nmk_metric_add(&m->between_tokens, NMK_METRIC_TOKEN_TIME, 1e-9 * (double)(ns - c->last_ns));
+    else
+        nmk_metric_add(&m->first_token, NMK_METRIC_LATENCY, 1e-9 * (double)(ns - c->job->arrived_ns));
+    c->last_ns = ns;
+    if (c->held >= 0) feed(c, c->held);
+    c->held = -1;
+    c->tokens++;
+    if (!c->met && is_stop(c, token))
+        c->held = token; /* text only if something follows: then it came before min_tokens */
+    else if (!c->met)
+        feed(c, token);
+    if (c->met) {
+        cancel(c);
+        complete(c, false);
+    } else {
+        send_out(c->job);
+    }
+}
+
+static void admit(nmk_api *api);
+
+static void take_end(choice *c, nmk_batch_end end, const char *message) {
+    job *j = c->job;
+    nmk_api *api = j->api;
+    nmk_api_error e;
+    api->submitted--;
+    c->id = 0;
+    if (!c->done) switch (end) {
+        case NMK_BATCH_STOP: complete(c, false); break;
+        case NMK_BATCH_LENGTH:
+            if (c->held >= 0) feed(c, c->held);
+            complete(c, true);
+            break;
+        case NMK_BATCH_CANCEL:
+            nmk_api_fail(&e, 503, NULL, "shutting_down", "The server is shutting down.");
+            fail_job(j, NMK_END_ABORT, &e);
+            break;
+        case NMK_BATCH_FAILED:
+            nmk_api_fail(&e, 500, NULL, "engine_failed", "The engine failed: %s",
+                         message ? message : "no reason given");
+            fprintf(stderr, "nmk-serve: a request failed: %s\n", message ? message : "no reason given");
+            fail_job(j, NMK_END_ERROR, &e);
+            break;
+        }
+    unref(j);
+    admit(api);
+}
+
+static void on_wake(void *ctx) {
+    nmk_api *api = ctx;
+    pthread_mutex_lock(&api->lock);
+    event *events = api->events;
+    size_t count = api->event_count;
+    api->events = NULL, api->event_count = api->event_capacity = 0;
+    pthread_mutex_unlock(&api->lock);
+    for (size_t i = 0; i < count; i++) {
+        if (events[i].kind == TOKEN)
+            take_token(events[i].choice, events[i].token, events[i].ns);
+        else
+            take_end(events[i].choice, events[i].end, events[i].message);
+        free(events[i].message);
+    }
+    free(events);
+}
+
+/* ---------------------------------------------------------------- starting */
+
+static int submit(choice *c, nmk_err *e) {
+    const job *j = c->job;
+    const nmk_api_options *o = &j->api->o;
+    const nmk_sampling *s = &j->q.sampling;
+    const nmk_ids *prompt = &j->prompt[c->prompt];
+    int own = s->ignore_eos ? 0 : o->stop_count, count = own + s->stop_id_count;
+    int32_t *stop = xcalloc((size_t)count + 1, sizeof *stop);
+    uint64_t seed = (uint64_t)s->seed + (uint64_t)(c->index - c->prompt * s->n);
+    if (!s->seeded && getrandom(&seed, sizeof seed, 0) != sizeof seed) abort(); /* so few bytes are always given */
+    for (int i = 0; i < own; i++) stop[i] = o->stop_ids[i];
+    for (int i = 0; i < s->stop_id_count; i++) stop[own + i] = s->stop_id[i];
+    nmk_batch_request request = {.prompt = prompt->id,
+                                 .prompt_tokens = (int)prompt->count,
+                                 .max_tokens = j->max_tokens[c->prompt],
+                                 .min_tokens = s->min_tokens,
+                                 .temperature = (float)s->temperature,
+                                 .seed = seed,
+                                 .stop_ids = stop,
+                                 .stop_count = count,
+                                 .user = c,
+                                 .on_token = on_token,
+                                 .on_end = on_end};
+    int rc = nmk_batch_submit(o->batch, &request, &c->id, e);
+    free(stop);
+    return rc;
+}
+
+/* Gives the batch what it may have. */
+static void admit(nmk_api *api) {
+    while (api->queue && (!api->o.max_rows || api->submitted < api->o.max_rows)) {
+        choice *c = api->queue;
+        nmk_err why = {""};
+        nmk_api_error e;
+        nmk_batch_stats stats;
+        unqueue(c);
+        if (!submit(c, &why)) {
+            if (!api->submitted++) api->busy_since_ms = now_ms();
+            continue;
+        }
+        nmk_batch_read_stats(api->o.batch, &stats);
+        bool later = stats.lost || stats.waiting >= MOST_WAITING; /* else it will never fit: no reason to try again */
+        nmk_api_fail(&e, later ? 503 : 400, NULL, later ? "overloaded" : "invalid_value",
+                     "The request cannot be taken: %s", why.text);
+        fail_job(c->job, NMK_END_ERROR, &e);
+        unref(c->job);
+    }
+}
+
+static void make_choices(job *j) {
+    nmk_api *api = j->api;
+    const nmk_sampling *s = &j->q.sampling;
+    bool chat = j->body == NMK_BODY_CHAT;
+    nmk_parser_options options = {.no_calls = !j->q.tools || j->q.tool_choice_none,
+                                  .max_calls = j->q.parallel_tool_calls ? 0 : 1,
+                                  .show_special = !j->q.skip_special_tokens};
+    j->choice_count = j->open = j->prompt_count * s->n;
+    j->choice = xcalloc((size_t)j->choice_count, sizeof *j->choice);
+    j->said = xcalloc((size_t)j->choice_count, sizeof *j->said);
+    for (int i = 0; i < j->choice_count; i++) {
+        choice *c = &j->choice[i];
+        *c = (choice){.job = j, .index = i, .prompt = i / s->n, .held = -1, .queued = true, .said = &j->said[i]};
+        const nmk_ids *prompt = &j->prompt[c->prompt];
+        c->stop = nmk_stop_new(s->stop, s->stop_count, s->keep_stop);
+        if (api->o.tokenizer)
+            c->parser = nmk_parser_new(api->o.tokenizer, chat && api->has_markers ? &api->markers : NULL, prompt->id,
+                                       prompt->count, options, on_said, c);
+        nmk_metric_add(&api->metrics.prompt_tokens, NMK_METRIC_TOKENS, (double)prompt->count);
+        nmk_metric_add(&api->metrics.max_tokens, NMK_METRIC_TOKENS, j->max_tokens[c->prompt]);
+        *api->queue_tail = c, api->queue_tail = &c->next;
+        api->queued++, j->refs++;
+    }
+    nmk_metric_add(&api->metrics.n, NMK_METRIC_N, s->n);
+}
+
+/* The prompt before the text, as it was given. */
+static void echo(choice *c) {
+    job *j = c->job;
+    const nmk_prompt *given = &j->q.prompt[c->prompt];
+    const nmk_ids *ids = &j->prompt[c->prompt];
+    nmk_buf text = {0};
+    if (given->text.data)
+        nmk_buf_add(&text, given->text.data, given->text.bytes);
+    else if (j->api->o.tokenizer)
+        nmk_tokenizer_decode(j->api->o.tokenizer, ids->id, ids->count, j->q.skip_special_tokens, &text);
+    else
+        for (size_t i = 0; i < ids->count; i++) nmk_buf_printf(&text, "%d ", ids->id[i]);
+    say_text(c, text.data, text.length);
+    nmk_buf_free(&text);
+}
+
+static void start(job *j) {
+    nmk_api *api = j->api;
+    nmk_api_error e;
+    nmk_batch_stats stats;
+    nmk_batch_read_stats(api->o.batch, &stats);
+    if (stats.lost || stats.waiting + api->queued >= MOST_WAITING) {
+        if (stats.lost)
+            nmk_api_fail(&e, 503, NULL, "engine_lost", "The engine is lost: the server has to be started again.");
+        else
+            nmk_api_fail(&e, 503, NULL, "overloaded", "Too many requests are waiting.");
+        respond_error(take_response(j), &e);
+        return;
+    }
+    nmk_reply_kind kind = j->body == NMK_BODY_CHAT ? NMK_REPLY_CHAT : NMK_REPLY_TEXT;
+    const char *model = j->q.model ? j->q.model : api->o.names[0];
+    make_choices(j);
+    if (j->q.stream)
+        nmk_stream_init(&j->stream, kind, model, j->choice_count);
+    else
+        nmk_reply_init(&j->reply, kind, model);
+    admit(api); /* a refusal is still a plain answer */
+    if (!j->r) return;
+    if (j->q.stream) {
+        nmk_http_begin_stream(j->r);
+        nmk_stream_open(&j->stream, &j->out);
+    }
+    for (int i = 0; i < j->choice_count && j->q.echo; i++) echo(&j->choice[i]);
+    send_out(j);
+}
+
+static void prepared(void *ctx, void *arg) {
+    (void)ctx;
+    job *j = arg;
+    if (j->r && j->failed)
+        respond_error(take_response(j), &j->error);
+    else if (j->r && j->answer.length)
+        respond(j, &j->answer);
+    else if (j->r)
+        start(j);
+    unref(j);
+}
+
+/* ---------------------------------------------------------------- endpoints */
+
+static void give_to_worker(nmk_api *api, const nmk_http_request *h, nmk_http_response *r, nmk_body body) {
+    pthread_mutex_lock(&api->lock);
+    bool full = api->todo && api->todo_bytes + h->body_bytes > MOST_TODO_BYTES;
+    pthread_mutex_unlock(&api->lock);
+    if (full) {
+        nmk_api_error e;
+        nmk_api_fail(&e, 503, NULL, "overloaded", "Too many large requests are waiting.");
+        respond_error(r, &e);
+        return;
+    }
+    job *j = xcalloc(1, sizeof *j);
+    *j = (job){.api = api, .refs = 1, .body = body, .r = r, .arrived_ns = h->arrived_ns};
+    j->text = nmk_http_take_body(h);
+    nmk_http_set_user(r, j);
+    pthread_mutex_lock(&api->lock);
+    *api->todo_tail = j, api->todo_tail = &j->next;
+    api->todo_bytes += j->text.length;
+    pthread_cond_signal(&api->work);
+    pthread_mutex_unlock(&api->lock);
+}
+
+static void reply_health(nmk_api *api, nmk_http_response *r) {
+    nmk_batch_stats s;
+    nmk_batch_read_stats(api->o.batch, &s);
+    uint64_t since = s.last_step_ms > api->busy_since_ms ? s.last_step_ms : api->busy_since_ms, now = now_ms();
+    if (s.lost)
+        nmk_http_respond_error(r, 503, NULL, NULL, "engine_lost", "The engine is lost.");
+    else if (api->submitted && now > since + (uint64_t)api->o.stall_ms)
+        nmk_http_respond_error(r, 503, NULL, NULL, "engine_stalled", "No step for %llu s while %d sequences run.",
+                               (unsigned long long)(now - since) / 1000, s.running);
+    else
+        nmk_http_respond(r, 200, "application/json", "{\"status\":\"ok\"}", 15);
+}
+
+static void reply_metrics(nmk_api *api, nmk_http_response *r) {
+    nmk_batch_stats s;
+    nmk_buf text = {0};
+    nmk_batch_read_stats(api->o.batch, &s);
+    nmk_metrics_write(&api->metrics, &s, api->queued, api->o.names[0], &text);
+    nmk_http_respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", text.data, text.length);
+    nmk_buf_free(&text);
+}
+
+static void reply_model(nmk_api *api, const nmk_http_request *h, nmk_http_response *r) {
+    nmk_buf text = {0};
+    for (int i = 0; i < api->o.name_count && !text.length; i++)
+        if (!strcmp(h->rest, api->o.names[i])) nmk_reply_model(api->o.names[i], api->created, api->o.max_len, &text);
+    if (text.length)
+        nmk_http_respond(r, 200, "application/json", text.data, text.length);
+    else
+        nmk_http_respond_error(r, 404, NULL, "model", "model_not_found", "The model '%.200s' does not exist.", h->rest);
+    nmk_buf_free(&text);
+}
+
+static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *r) {
+    nmk_api *api = ctx;
+    nmk_buf text = {0};
+    switch (h->route) {
+    case MODEL: reply_model(api, h, r); return;
+    case CHAT: give_to_worker(api, h, r, NMK_BODY_CHAT); return;
+    case COMPLETIONS: give_to_worker(api, h, r, NMK_BODY_COMPLETION); return;
+    case TOKENIZE: give_to_worker(api, h, r, NMK_BODY_TOKENIZE); return;
+    case DETOKENIZE: give_to_worker(api, h, r, NMK_BODY_DETOKENIZE); return;
+    case HEALTH: reply_health(api, r); return;
+    case METRICS: reply_metrics(api, r); return;
+    case MODELS: nmk_reply_models(api->o.names, api->o.name_count, api->created, api->o.max_len, &text); break;
+    case VERSION:
+        nmk_buf_puts(&text, "{\"version\":");
+        nmk_reply_string(api->o.version, strlen(api->o.version), &text);
+        nmk_buf_puts(&text, "}");
+        break;
+    }
+    nmk_http_respond(r, 200, "application/json", text.data, text.length);
+    nmk_buf_free(&text);
+}
+
+/* The client is gone. */
+static void on_closed(void *ctx, nmk_http_response *r) {
+    (void)ctx;
+    job *j = nmk_http_user(r);
+    j->r = NULL;
+    drop_choices(j, NMK_END_ABORT);
+}
+
+static void on_access(void *ctx, const nmk_http_access *a) {
+    (void)ctx;
+    if (a->path && (!strcmp(a->path, "/health") || !strcmp(a->path, "/metrics"))) return;
+    fprintf(stderr, "%s %s %s %d%s %llu bytes %.3f s\n", a->peer, a->method ? a->method : "-", a->path ? a->path : "-",
+            a->status, a->cut ? " cut" : "", (unsigned long long)a->bytes, 1e-9 * (double)(a->done_ns - a->arrived_ns));
+}
+
+const nmk_http_callbacks nmk_api_callbacks = {
+    .on_request = on_request, .on_closed = on_closed, .on_wake = on_wake, .on_access = on_access};
+
+/* ---------------------------------------------------------------- open, close */
+
+nmk_api *nmk_api_new(void) {
+    nmk_api *api = xcalloc(1, sizeof *api);
+    api->created = (int64_t)time(NULL);
+    api->queue_tail = &api->queue, api->todo_tail = &api->todo;
+    pthread_mutex_init(&api->lock, NULL);
+    pthread_cond_init(&api->work, NULL);
+    return api;
+}
+
+void nmk_api_start(nmk_api *api, nmk_http *http, const nmk_api_options *o) {
+    api->http = http, api->o = *o;
+    if (!api->o.stall_ms) api->o.stall_ms = STALL_MS;
+    api->has_markers = o->tokenizer && nmk_markers_find(&api->markers, o->tokenizer);
+    if (pthread_create(&api->worker, NULL, work, api)) abort(); /* a process that may have no second thread */
+    api->has_worker = true;
+}
+
+void nmk_api_stop(nmk_api *api) {
+    pthread_mutex_lock(&api->lock);
+    api->stopping = true;
+    pthread_cond_signal(&api->work);
+    pthread_mutex_unlock(&api->lock);
+    if (api->has_worker) pthread_join(api->worker, NULL);
+    api->has_worker = false;
+}
+
+void nmk_api_close(nmk_api *api) {
+    if (!api) return;
+    for (size_t i = 0; i < api->event_count; i++) {
+        if (api->events[i].kind == END) unref(api->events[i].choice->job);
+        free(api->events[i].message);
+    }
+    free(api->events);
+    nmk_buf_free(&api->scratch);
+    pthread_cond_destroy(&api->work);
+    pthread_mutex_destroy(&api->lock);
+    free(api);
+}

@@ -1,0 +1,529 @@
+#include "reply.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+/* ---------------------------------------------------------------- parts */
+
+static void escaped(const char *text, size_t bytes, nmk_buf *out) {
+    size_t plain = 0, i = 0;
+    if (!bytes) return;
+    nmk_buf_reserve(out, bytes);
+    while (i < bytes) {
+        unsigned char c = (unsigned char)text[i];
+        int length = c < 0x80 ? 1 : nmk_utf8_scan(text + i, bytes - i);
+        if (length > 0 && c >= 0x20 && c != '"' && c != '\\' && c != 0x7f) {
+            i += (size_t)length;
+            continue;
+        }
+        nmk_buf_add(out, text + plain, i - plain);
+        const char *from = "\"\\\b\f\n\r\t", *known = c ? strchr(from, c) : NULL;
+        if (known)
+            nmk_buf_add(out, (char[]){'\\', "\"\\bfnrt"[known - from]}, 2);
+        else if (length > 0)
+            nmk_buf_printf(out, "\\u%04x", c);
+        else
+            nmk_buf_puts(out, "\xef\xbf\xbd");
+        i = length ? i + (size_t)(length < 0 ? -length : length) : bytes;
+        plain = i;
+    }
+    nmk_buf_add(out, text + plain, i - plain);
+}
+
+void nmk_reply_string(const char *text, size_t bytes, nmk_buf *out) {
+    nmk_buf_puts(out, "\"");
+    escaped(text, bytes, out);
+    nmk_buf_puts(out, "\"");
+}
+
+static void quoted(const char *s, nmk_buf *out) { nmk_reply_string(s, strlen(s), out); }
+
+/* "," unless something has just been opened. */
+static void comma(nmk_buf *out) {
+    char last = out->length ? out->data[out->length - 1] : '{';
+    if (last != '{' && last != '[') nmk_buf_puts(out, ",");
+}
+
+static void member(const char *key, nmk_buf *out) {
+    comma(out);
+    nmk_buf_printf(out, "\"%s\":", key);
+}
+
+static void member_text(const char *key, const char *text, size_t bytes, nmk_buf *out) {
+    member(key, out);
+    nmk_reply_string(text, bytes, out);
+}
+
+static void member_string(const char *key, const char *text, nmk_buf *out) {
+    member_text(key, text, strlen(text), out);
+}
+
+static void member_int(const char *key, int64_t value, nmk_buf *out) {
+    member(key, out);
+    nmk_buf_printf(out, "%lld", (long long)value);
+}
+
+void nmk_reply_id(char id[NMK_ID_BYTES], const char *prefix) {
+    static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    unsigned char random[NMK_ID_CHARS];
+    /* At most 256 bytes are never given in part, and the pool is ready long before a server runs. */
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) abort();
+    size_t n = strlen(prefix);
+    assert(n + NMK_ID_CHARS < NMK_ID_BYTES);
+    memcpy(id, prefix, n);
+    for (int i = 0; i < NMK_ID_CHARS; i++) id[n++] = letters[random[i] % 62];
+    id[n] = 0;
+}
+
+void nmk_reply_init(nmk_reply *r, nmk_reply_kind kind, const char *model) {
+    *r = (nmk_reply){.kind = kind, .created = (int64_t)time(NULL), .model = model};
+    nmk_reply_id(r->id, kind == NMK_REPLY_CHAT ? "chatcmpl-" : "cmpl-");
+}
+
+/* ---------------------------------------------------------------- errors */
+
+int nmk_api_fail(nmk_api_error *e, int status, const char *param, const char *code, const char *fmt, ...) {
+    if (e) {
+        *e = (nmk_api_error){.status = status, .code = code};
+        snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+        va_list args;
+        va_start(args, fmt);
+        vsnprintf(e->message, sizeof e->message, fmt, args);
+        va_end(args);
+    }
+    return -1;
+}
+
+static const char *error_type(int status) {
+    return status == 401   ? "authentication_error"
+           : status == 403 ? "permission_error"
+           : status == 429 ? "rate_limit_error"
+           : status >= 500 ? "server_error"
+                           : "invalid_request_error";
+}
+
+void nmk_reply_error(const nmk_api_error *e, nmk_buf *out) {
+    nmk_buf_puts(out, "{\"error\":{");
+    member_string("message", e->message, out);
+    member_string("type", error_type(e->status), out);
+    member("param", out);
+    e->param[0] ? quoted(e->param, out) : nmk_buf_puts(out, "null");
+    member("code", out);
+    e->code ? quoted(e->code, out) : nmk_buf_puts(out, "null");
+    nmk_buf_puts(out, "}}");
+}
+
+/* ---------------------------------------------------------------- log-probabilities */
+
+/* OpenAI prints -9999 where a token was impossible, and so do others. */
+static void logprob(double value, nmk_buf *out) {
+    if (!(value > -9999)) value = -9999; /* -inf and nan */
+    if (value > 0) value = 0;
+    nmk_buf_printf(out, "%.9g", value == 0 ? 0.0 : value);
+}
+
+/* token, logprob, bytes. */
+static void chat_token(const nmk_token_prob *p, nmk_buf *out) {
+    member_text("token", p->bytes, p->count, out);
+    member("logprob", out);
+    logprob(p->logprob, out);
+    member("bytes", out);
+    nmk_buf_puts(out, "[");
+    for (size_t i = 0; i < p->count; i++) nmk_buf_printf(out, i ? ",%u" : "%u", (unsigned char)p->bytes[i]);
+    nmk_buf_puts(out, "]");
+}
+
+static void chat_logprobs(const nmk_logprob *list, int count, nmk_buf *out) {
+    nmk_buf_puts(out, "{\"content\":[");
+    for (int i = 0; i < count; i++) {
+        comma(out);
+        nmk_buf_puts(out, "{");
+        chat_token(&list[i].chosen, out);
+        member("top_logprobs", out);
+        nmk_buf_puts(out, "[");
+        for (int k = 0; k < list[i].top_count; k++) {
+            comma(out);
+            nmk_buf_puts(out, "{");
+            chat_token(&list[i].top[k], out);
+            nmk_buf_puts(out, "}");
+        }
+        nmk_buf_puts(out, "]}");
+    }
+    nmk_buf_puts(out, "],\"refusal\":null}");
+}
+
+/* The legacy form has no `bytes`: a part of a character is spelt bytes:\xNN, as OpenAI does, so keys stay distinct. */
+static void text_token(const nmk_token_prob *p, nmk_buf *out) {
+    if (nmk_utf8_valid(p->bytes, p->count)) {
+        nmk_reply_string(p->bytes, p->count, out);
+        return;
+    }
+    nmk_buf_puts(out, "\"bytes:");
+    for (size_t i = 0; i < p->count; i++) nmk_buf_printf(out, "\\\\x%02x", (unsigned char)p->bytes[i]);
+    nmk_buf_puts(out, "\"");
+}
+
+static bool same_token(const nmk_token_prob *a, const nmk_token_prob *b) {
+    return a->count == b->count && (!a->count || !memcmp(a->bytes, b->bytes, a->count));
+}
+
+static bool seen_before(const nmk_token_prob *top, int k) {
+    for (int i = 0; i < k; i++)
+        if (same_token(&top[i], &top[k])) return true;
+    return false;
+}
+
+/* The most likely tokens by text, and the chosen one if it is not among them. */
+static void text_top(const nmk_logprob *l, nmk_buf *out) {
+    bool chosen = false;
+    nmk_buf_puts(out, "{");
+    for (int k = 0; k < l->top_count; k++) {
+        if (seen_before(l->top, k)) continue;
+        chosen |= same_token(&l->top[k], &l->chosen);
+        comma(out);
+        text_token(&l->top[k], out);
+        nmk_buf_puts(out, ":");
+        logprob(l->top[k].logprob, out);
+    }
+    if (!chosen) {
+        comma(out);
+        text_token(&l->chosen, out);
+        nmk_buf_puts(out, ":");
+        logprob(l->chosen.logprob, out);
+    }
+    nmk_buf_puts(out, "}");
+}
+
+static void text_logprobs(const nmk_logprob *list, int count, nmk_buf *out) {
+    bool top = false;
+    nmk_buf_puts(out, "{\"tokens\":[");
+    for (int i = 0; i < count; i++) {
+        comma(out);
+        text_token(&list[i].chosen, out);
+        top |= list[i].top_count > 0;
+    }
+    nmk_buf_puts(out, "],\"token_logprobs\":[");
+    for (int i = 0; i < count; i++) {
+        comma(out);
+        logprob(list[i].chosen.logprob, out);
+    }
+    nmk_buf_puts(out, "],\"top_logprobs\":");
+    if (top) {
+        nmk_buf_puts(out, "[");
+        for (int i = 0; i < count; i++) {
+            comma(out);
+            text_top(&list[i], out);
+        }
+        nmk_buf_puts(out, "]");
+    } else {
+        nmk_buf_puts(out, "null");
+    }
+    nmk_buf_puts(out, ",\"text_offset\":[");
+    for (int i = 0; i < count; i++) nmk_buf_printf(out, i ? ",%zu" : "%zu", list[i].text_offset);
+    nmk_buf_puts(out, "]}");
+}
+
+static void member_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, nmk_buf *out) {
+    member("logprobs", out);
+    if (!list)
+        nmk_buf_puts(out, "null");
+    else if (r->kind == NMK_REPLY_CHAT)
+        chat_logprobs(list, count, out);
+    else
+        text_logprobs(list, count, out);
+}
+
+/* ---------------------------------------------------------------- what answers and chunks share */
+
+static void head(const nmk_reply *r, bool chunk, nmk_buf *out) {
+    nmk_buf_puts(out, "{");
+    member_string("id", r->id, out);
+    member_string("object",
+                  r->kind == NMK_REPLY_TEXT ? "text_completion"
+                  : chunk                   ? "chat.completion.chunk"
+                                            : "chat.completion",
+                  out);
+    member_int("created", r->created, out);
+    member_string("model", r->model, out);
+    member("choices", out);
+    nmk_buf_puts(out, "[");
+}
+
+static void member_ended(nmk_ended ended, nmk_buf *out) {
+    static const char *const words[] = {"null", "\"stop\"", "\"length\"", "\"tool_calls\"", "\"content_filter\""};
+    member("finish_reason", out);
+    nmk_buf_puts(out, words[ended]);
+}
+
+static void member_usage(const nmk_usage *u, nmk_buf *out) {
+    member("usage", out);
+    nmk_buf_puts(out, "{");
+    member_int("prompt_tokens", u->prompt_tokens, out);
+    member_int("completion_tokens", u->completion_tokens, out);
+    member_int("total_tokens", (int64_t)u->prompt_tokens + u->completion_tokens, out);
+    member("prompt_tokens_details", out);
+    nmk_buf_printf(out, "{\"cached_tokens\":%d}", u->cached_tokens);
+    member("completion_tokens_details", out);
+    nmk_buf_printf(out, "{\"reasoning_tokens\":%d}}", u->reasoning_tokens);
+}
+
+/* Under both names: some clients read one, some the other, and those that read both take the first. */
+static void member_reasoning(const char *text, size_t bytes, nmk_buf *out) {
+    member_text("reasoning_content", text, bytes, out);
+    member_text("reasoning", text, bytes, out);
+}
+
+/* ---------------------------------------------------------------- whole answers */
+
+void nmk_reply_choice_call(nmk_reply_choice *c, const char *id, const char *name) {
+    c->call = xrealloc(c->call, (size_t)(c->call_count + 1) * sizeof *c->call);
+    nmk_reply_call *call = &c->call[c->call_count++];
+    *call = (nmk_reply_call){.name = xstrdup(name)};
+    snprintf(call->id, sizeof call->id, "%s", id);
+}
+
+void nmk_reply_choice_arguments(nmk_reply_choice *c, const char *text, size_t bytes) {
+    assert(c->call_count);
+    nmk_buf_add(&c->call[c->call_count - 1].arguments, text, bytes);
+}
+
+void nmk_reply_choice_free(nmk_reply_choice *c) {
+    for (int i = 0; i < c->call_count; i++) {
+        free(c->call[i].name);
+        nmk_buf_free(&c->call[i].arguments);
+    }
+    free(c->call);
+    nmk_buf_free(&c->content);
+    nmk_buf_free(&c->reasoning);
+    *c = (nmk_reply_choice){0};
+}
+
+static void message(const nmk_reply_choice *c, nmk_buf *out) {
+    nmk_buf_puts(out, "{\"role\":\"assistant\"");
+    member("content", out);
+    if (c->content.length || !c->call_count)
+        nmk_reply_string(c->content.data, c->content.length, out);
+    else
+        nmk_buf_puts(out, "null");
+    if (c->reasoning.length) member_reasoning(c->reasoning.data, c->reasoning.length, out);
+    if (c->call_count) {
+        member("tool_calls", out);
+        nmk_buf_puts(out, "[");
+        for (int i = 0; i < c->call_count; i++) {
+            comma(out);
+            nmk_buf_puts(out, "{");
+            member_string("id", c->call[i].id, out);
+            nmk_buf_puts(out, ",\"type\":\"function\",\"function\":{");
+            member_string("name", c->call[i].name, out);
+            member_text("arguments", c->call[i].arguments.data, c->call[i].arguments.length, out);
+            nmk_buf_puts(out, "}}");
+        }
+        nmk_buf_puts(out, "]");
+    }
+    nmk_buf_puts(out, "}");
+}
+
+void nmk_reply_whole(const nmk_reply *r, const nmk_reply_choice *choices, int count, const nmk_usage *usage,
+                     nmk_buf *out) {
+    head(r, false, out);
+    for (int i = 0; i < count; i++) {
+        const nmk_reply_choice *c = &choices[i];
+        assert(c->ended != NMK_ENDED_NOT);
+        comma(out);
+        nmk_buf_puts(out, "{");
+        member_int("index", i, out);
+        if (r->kind == NMK_REPLY_CHAT) {
+            member("message", out);
+            message(c, out);
+        } else {
+            member_text("text", c->content.data, c->content.length, out);
+        }
+        member_logprobs(r, c->logprob, c->logprob_count, out);
+        member_ended(c->ended, out);
+        nmk_buf_puts(out, "}");
+    }
+    nmk_buf_puts(out, "]");
+    member_usage(usage, out);
+    nmk_buf_puts(out, "}");
+}
+
+/* ---------------------------------------------------------------- streams */
+
+enum { NEW, OPEN, ENDED }; /* state of a choice */
+
+void nmk_stream_init(nmk_stream *s, nmk_reply_kind kind, const char *model, int choices) {
+    *s = (nmk_stream){.count = choices, .state = xcalloc((size_t)choices, 1)};
+    nmk_reply_init(&s->reply, kind, model);
+}
+
+void nmk_stream_free(nmk_stream *s) {
+    free(s->state);
+    *s = (nmk_stream){0};
+}
+
+static bool is_chat(const nmk_stream *s) { return s->reply.kind == NMK_REPLY_CHAT; }
+
+static void chunk_begin(const nmk_stream *s, int choice, nmk_buf *out) {
+    nmk_buf_puts(out, "data: ");
+    head(&s->reply, true, out);
+    nmk_buf_puts(out, "{");
+    member_int("index", choice, out);
+}
+
+static void chunk_end(const nmk_stream *s, nmk_ended ended, const nmk_logprob *list, int count, nmk_buf *out) {
+    member_logprobs(&s->reply, list, count, out);
+    member_ended(ended, out);
+    nmk_buf_puts(out, "}]}\n\n");
+}
+
+/* Whatever comes first, the role has gone out before it. */
+static void opened(nmk_stream *s, int choice, nmk_buf *out) {
+    assert(choice >= 0 && choice < s->count && !s->closed && s->state[choice] != ENDED);
+    if (s->state[choice] == OPEN) return;
+    s->state[choice] = OPEN;
+    if (!is_chat(s)) return;
+    chunk_begin(s, choice, out);
+    nmk_buf_puts(out, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
+    chunk_end(s, NMK_ENDED_NOT, NULL, 0, out);
+}
+
+void nmk_stream_open(nmk_stream *s, nmk_buf *out) {
+    for (int i = 0; i < s->count; i++) opened(s, i, out);
+}
+
+void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, const nmk_logprob *list, int count,
+                        nmk_buf *out) {
+    if (!bytes && !count) return;
+    opened(s, choice, out);
+    chunk_begin(s, choice, out);
+    if (is_chat(s)) {
+        nmk_buf_puts(out, ",\"delta\":{");
+        member_text("content", text, bytes, out);
+        nmk_buf_puts(out, "}");
+    } else {
+        member_text("text", text, bytes, out);
+    }
+    chunk_end(s, NMK_ENDED_NOT, list, count, out);
+}
+
+void nmk_stream_reasoning(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
+    if (!bytes) return;
+    assert(is_chat(s));
+    opened(s, choice, out);
+    chunk_begin(s, choice, out);
+    nmk_buf_puts(out, ",\"delta\":{");
+    member_reasoning(text, bytes, out);
+    nmk_buf_puts(out, "}");
+    chunk_end(s, NMK_ENDED_NOT, NULL, 0, out);
+}
+
+void nmk_stream_call(nmk_stream *s, int choice, int call, const char *id, const char *name, nmk_buf *out) {
+    assert(is_chat(s));
+    opened(s, choice, out);
+    chunk_begin(s, choice, out);
+    nmk_buf_printf(out, ",\"delta\":{\"tool_calls\":[{\"index\":%d", call);
+    member_string("id", id, out);
+    nmk_buf_puts(out, ",\"type\":\"function\",\"function\":{");
+    member_string("name", name, out);
+    nmk_buf_puts(out, ",\"arguments\":\"\"}}]}");
+    chunk_end(s, NMK_ENDED_NOT, NULL, 0, out);
+}
+
+void nmk_stream_arguments(nmk_stream *s, int choice, int call, const char *text, size_t bytes, nmk_buf *out) {
+    if (!bytes) return;
+    assert(is_chat(s));
+    opened(s, choice, out);
+    chunk_begin(s, choice, out);
+    nmk_buf_printf(out, ",\"delta\":{\"tool_calls\":[{\"index\":%d,\"function\":{", call);
+    member_text("arguments", text, bytes, out);
+    nmk_buf_puts(out, "}}]}");
+    chunk_end(s, NMK_ENDED_NOT, NULL, 0, out);
+}
+
+void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, const nmk_logprob *list, int count, nmk_buf *out) {
+    assert(ended != NMK_ENDED_NOT);
+    opened(s, choice, out);
+    chunk_begin(s, choice, out);
+    nmk_buf_puts(out, is_chat(s) ? ",\"delta\":{}" : ",\"text\":\"\"");
+    chunk_end(s, ended, count ? list : NULL, count, out);
+    s->state[choice] = ENDED;
+}
+
+static void done(nmk_stream *s, nmk_buf *out) {
+    assert(!s->closed);
+    nmk_buf_puts(out, "data: [DONE]\n\n");
+    s->closed = true;
+}
+
+void nmk_stream_close(nmk_stream *s, const nmk_usage *usage, nmk_buf *out) {
+    for (int i = 0; i < s->count; i++) assert(s->state[i] == ENDED);
+    if (usage) {
+        nmk_buf_puts(out, "data: ");
+        head(&s->reply, true, out);
+        nmk_buf_puts(out, "]");
+        member_usage(usage, out);
+        nmk_buf_puts(out, "}\n\n");
+    }
+    done(s, out);
+}
+
+void nmk_stream_fail(nmk_stream *s, const nmk_api_error *e, nmk_buf *out) {
+    nmk_buf_puts(out, "data: ");
+    nmk_reply_error(e, out);
+    nmk_buf_puts(out, "\n\n");
+    done(s, out);
+}
+
+void nmk_stream_keep_alive(nmk_buf *out) { nmk_buf_puts(out, ": keep-alive\n\n"); }
+
+/* ---------------------------------------------------------------- other endpoints */
+
+void nmk_reply_model(const char *name, int64_t created, int max_model_len, nmk_buf *out) {
+    nmk_buf_puts(out, "{");
+    member_string("id", name, out);
+    member_string("object", "model", out);
+    member_int("created", created, out);
+    member_string("owned_by", "nmkgen", out);
+    member_int("max_model_len", max_model_len, out);
+    nmk_buf_puts(out, "}");
+}
+
+void nmk_reply_models(const char *const *names, int count, int64_t created, int max_model_len, nmk_buf *out) {
+    nmk_buf_puts(out, "{\"object\":\"list\",\"data\":[");
+    for (int i = 0; i < count; i++) {
+        comma(out);
+        nmk_reply_model(names[i], created, max_model_len, out);
+    }
+    nmk_buf_puts(out, "]}");
+}
+
+void nmk_reply_tokenize(const nmk_tokenizer *t, const nmk_ids *ids, bool strings, int max_model_len, nmk_buf *out) {
+    nmk_buf_printf(out, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids->count, max_model_len);
+    for (size_t i = 0; i < ids->count; i++) nmk_buf_printf(out, i ? ",%d" : "%d", ids->id[i]);
+    nmk_buf_puts(out, "],\"token_strs\":");
+    if (strings) {
+        nmk_buf_puts(out, "[");
+        for (size_t i = 0; i < ids->count; i++) {
+            size_t bytes = 0;
+            const char *text = nmk_tokenizer_token(t, ids->id[i], &bytes);
+            comma(out);
+            nmk_reply_string(text ? text : "", text ? bytes : 0, out);
+        }
+        nmk_buf_puts(out, "]");
+    } else {
+        nmk_buf_puts(out, "null");
+    }
+    nmk_buf_puts(out, "}");
+}
+
+void nmk_reply_detokenize(const char *text, size_t bytes, nmk_buf *out) {
+    nmk_buf_puts(out, "{");
+    member_text("prompt", text, bytes, out);
+    nmk_buf_puts(out, "}");
+}

@@ -1,0 +1,152 @@
+/* What the server says: JSON bodies, server-sent events, error bodies, in the shapes that OpenAI's clients accept.
+ *
+ * An nmk_stream keeps the order that every client measured needs: a role chunk first, then what the model says, one
+ * finish chunk per choice, a usage chunk with `choices: []` if asked for, [DONE]; or an error event instead of what
+ * would follow.  It sends no chunk that says nothing.  Every addition to `out` is a whole event.
+ *
+ * Text given here may hold any bytes; what is not UTF-8 goes out as U+FFFD.  No number goes out as inf or nan. */
+#ifndef NMK_REPLY_H
+#define NMK_REPLY_H
+
+#include "json.h"
+#include "tokenizer.h"
+#include "util.h"
+
+/* ---------------------------------------------------------------- errors */
+
+/* A refusal, as {"error": {message, type, param, code}} says it.  `type` follows from the status. */
+typedef struct {
+    int status;
+    char message[512];
+    char param[128];  /* the field at fault; "": null */
+    const char *code; /* for programs; NULL: null */
+} nmk_api_error;
+
+/* Fills *e (cut to fit; e may be NULL) and returns -1.  param and code may be NULL. */
+int nmk_api_fail(nmk_api_error *e, int status, const char *param, const char *code, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+
+void nmk_reply_error(const nmk_api_error *e, nmk_buf *out);
+
+/* ---------------------------------------------------------------- parts */
+
+/* A quoted JSON string. */
+void nmk_reply_string(const char *text, size_t bytes, nmk_buf *out);
+
+/* `prefix` and 24 random letters and digits, such as call_...; `id` has room for both and a NUL. */
+enum { NMK_ID_CHARS = 24, NMK_ID_BYTES = 48 };
+void nmk_reply_id(char id[NMK_ID_BYTES], const char *prefix);
+
+/* The only words that clients know; with any other OpenCode repeats the request without end. */
+typedef enum {
+    NMK_ENDED_NOT,
+    NMK_ENDED_STOP,
+    NMK_ENDED_LENGTH,
+    NMK_ENDED_TOOL_CALLS,
+    NMK_ENDED_CONTENT_FILTER
+} nmk_ended;
+
+typedef struct {
+    int prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens;
+} nmk_usage;
+
+/* One token and how likely it was; the bytes are the token's own, perhaps a part of a character. */
+typedef struct {
+    const char *bytes;
+    size_t count;
+    double logprob;
+} nmk_token_prob;
+
+typedef struct {
+    nmk_token_prob chosen;
+    const nmk_token_prob *top; /* most likely first; may be NULL */
+    int top_count;
+    size_t text_offset; /* where the token begins in the text, in characters; only /v1/completions tells it */
+} nmk_logprob;
+
+typedef enum { NMK_REPLY_CHAT, NMK_REPLY_TEXT } nmk_reply_kind;
+
+/* What all chunks of an answer have in common. */
+typedef struct {
+    nmk_reply_kind kind;
+    char id[NMK_ID_BYTES];
+    int64_t created;   /* Unix seconds */
+    const char *model; /* stays the caller's */
+} nmk_reply;
+
+/* Mints the id, chatcmpl-... or cmpl-..., and takes the time. */
+void nmk_reply_init(nmk_reply *r, nmk_reply_kind kind, const char *model);
+
+/* ---------------------------------------------------------------- whole answers */
+
+typedef struct {
+    char id[NMK_ID_BYTES], *name;
+    nmk_buf arguments;
+} nmk_reply_call;
+
+/* One choice as it grows.  Zeroed is empty. */
+typedef struct {
+    nmk_buf content, reasoning;
+    nmk_reply_call *call;
+    int call_count;
+    nmk_ended ended;
+    const nmk_logprob *logprob; /* the caller's; NULL: not asked for */
+    int logprob_count;
+} nmk_reply_choice;
+
+/* id: as minted; every call gets its arguments before the next one is added. */
+void nmk_reply_choice_call(nmk_reply_choice *c, const char *id, const char *name);
+void nmk_reply_choice_arguments(nmk_reply_choice *c, const char *text, size_t bytes);
+void nmk_reply_choice_free(nmk_reply_choice *c); /* leaves it empty */
+
+/* chat.completion or text_completion.  Every choice has ended. */
+void nmk_reply_whole(const nmk_reply *r, const nmk_reply_choice *choices, int count, const nmk_usage *usage,
+                     nmk_buf *out);
+
+/* ---------------------------------------------------------------- streams */
+
+typedef struct {
+    nmk_reply reply;
+    int count;            /* choices */
+    unsigned char *state; /* of each choice: how far it is */
+    bool closed;
+} nmk_stream;
+
+void nmk_stream_init(nmk_stream *s, nmk_reply_kind kind, const char *model, int choices);
+void nmk_stream_free(nmk_stream *s);
+
+/* The role chunk of every choice (chat only): to be sent when the request was admitted. */
+void nmk_stream_open(nmk_stream *s, nmk_buf *out);
+
+/* Content or text of a choice.  Says nothing, and sends nothing, with neither bytes nor logprobs; the logprobs of held
+ * back text go with the chunk that carries it, or with the finish chunk. */
+void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, const nmk_logprob *logprob,
+                        int logprob_count, nmk_buf *out);
+void nmk_stream_reasoning(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out);
+
+/* A tool call begins: id, type and name once; then its arguments as text. */
+void nmk_stream_call(nmk_stream *s, int choice, int call, const char *id, const char *name, nmk_buf *out);
+void nmk_stream_arguments(nmk_stream *s, int choice, int call, const char *text, size_t bytes, nmk_buf *out);
+
+void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, const nmk_logprob *logprob, int logprob_count,
+                       nmk_buf *out);
+
+/* Usage (NULL: not asked for) and [DONE].  Every choice has ended. */
+void nmk_stream_close(nmk_stream *s, const nmk_usage *usage, nmk_buf *out);
+
+/* The stream breaks off: an error event and [DONE].  Nothing may follow. */
+void nmk_stream_fail(nmk_stream *s, const nmk_api_error *e, nmk_buf *out);
+
+/* A comment that keeps proxies and clients waiting. */
+void nmk_stream_keep_alive(nmk_buf *out);
+
+/* ---------------------------------------------------------------- other endpoints */
+
+void nmk_reply_model(const char *name, int64_t created, int max_model_len, nmk_buf *out);
+void nmk_reply_models(const char *const *names, int count, int64_t created, int max_model_len, nmk_buf *out);
+
+/* strings: also the text of each token. */
+void nmk_reply_tokenize(const nmk_tokenizer *t, const nmk_ids *ids, bool strings, int max_model_len, nmk_buf *out);
+void nmk_reply_detokenize(const char *text, size_t bytes, nmk_buf *out);
+
+#endif

@@ -1,0 +1,280 @@
+/* Continuous batching on a GPU made up of host memory: what each step computes, in which order requests run, hangs. */
+#include "batch.h"
+
+#include "runtime/fake_gpu.h"
+#include "server/batch_helper.h"
+
+enum { MANY = 14, CHUNK = NMK_COLUMNS / 2, MAX_LEN = 640 };
+
+static client many[MANY];
+
+static void fill(client *k, int number, int prompt_tokens, int max_tokens) {
+    memset(k, 0, sizeof *k);
+    for (int i = 0; i < prompt_tokens; i++) k->prompt[i] = 100 + number * 200 + i % 150;
+    k->rq = (nmk_batch_request){.prompt_tokens = prompt_tokens, .max_tokens = max_tokens};
+}
+
+static bool counts_up(const client *k) {
+    int32_t last = k->prompt[k->rq.prompt_tokens - 1];
+    bool good = true;
+    for (int i = 0; i < k->count; i++) good &= k->token[i] == last + 1 + i;
+    return good;
+}
+
+static bool is_whole(client *k) {
+    return wait_end(k) && k->ends == 1 && k->end == NMK_BATCH_LENGTH && k->count == k->rq.max_tokens && counts_up(k);
+}
+
+/* Of all steps seen: a group is the consecutive positions of one row, from a multiple of CHUNK if they are fed, alone
+ * if they decode; no position past what the longest request may have. */
+static int bad_columns(int most) {
+    int bad = 0;
+    for (int i = 0; i < seen_count; i++) {
+        const nmk_column *c = &seen[i];
+        int column = seen_at[i].column;
+        bool good = c->slot >= 0 && c->slot < nmk_rows && c->pos < most && c->remaining >= 1;
+        if (c->flags & 1)
+            good &= c->base == c->pos && c->group == column;
+        else
+            good &= c->base % CHUNK == 0 && c->group == column / CHUNK * CHUNK && c->pos == c->base + column % CHUNK;
+        for (int j = i + 1; j < seen_count && seen_at[j].step == seen_at[i].step; j++)
+            good &= (seen[j].slot == c->slot) == (seen[j].group == c->group);
+        bad += !good;
+    }
+    return bad;
+}
+
+static void reset(nmk_batch *b) {
+    quiet(b);
+    seen_count = 0, most_queued_steps = 0;
+}
+
+static void test_many(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0, good = 0;
+    reset(b);
+    for (int i = 0; i < MANY; i++) {
+        fill(&many[i], i, 1 + 7 * i, 20 + 9 * (i % 5));
+        rc |= submit(b, &many[i], &e);
+        if (i % 3 == 2) usleep(500);
+    }
+    for (int i = 0; i < MANY; i++) good += is_whole(&many[i]);
+    quiet(b);
+    check(rc == 0 && good == MANY, "rows join and leave", "%d of %d: %s", good, MANY, e.text);
+    check(bad_columns(92 + 56) == 0 && seen_count < MOST_SEEN, "columns are as the kernel wants them",
+          "%d of %d are not", bad_columns(92 + 56), seen_count);
+}
+
+/* Seven rows decode while a long prompt is fed. */
+static void test_turns(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0, last[NMK_COLUMNS] = {0}, most_rest = 0, fed = 0, first = 0, end = 0, tokens = 0;
+    bool good = true;
+    reset(b);
+    for (int i = 0; i < 7; i++) {
+        fill(&many[i], i, 1, 300);
+        if (i == 0) many[i].hold_at = 1;
+        rc |= submit(b, &many[i], &e);
+    }
+    go_on(&many[0], 30);
+    wait_tokens(&many[0], 30);
+    fill(&many[7], 7, 201, 30);
+    rc |= submit(b, &many[7], &e);
+    go_on(&many[0], 0);
+    for (int i = 0; i < 8; i++) good &= is_whole(&many[i]);
+    quiet(b);
+    for (int i = 0; i < seen_count; i++)
+        if (!(seen[i].flags & 1)) first = first ? first : seen_at[i].step, end = seen_at[i].step, fed++;
+    for (int i = 0; i < seen_count; i++) {
+        int slot = seen[i].slot, step = seen_at[i].step;
+        if (!(seen[i].flags & 1) || step > end) continue;
+        if (step > first && step - last[slot] - 1 > most_rest) most_rest = step - last[slot] - 1;
+        tokens += step >= first;
+        last[slot] = step;
+    }
+    check(rc == 0 && good && fed == 200 && end - first + 1 == 200 / CHUNK, "a prompt is fed beside seven rows",
+          "%d positions in %d steps: %s", fed, end - first + 1, e.text);
+    check(most_rest == 1 && tokens == (end - first + 1) * CHUNK, "which take turns: none rests for two steps in a row",
+          "%d steps, %d tokens in %d steps", most_rest, tokens, end - first + 1);
+    check(bad_columns(300) == 0, "in columns as the kernel wants them", "%d", bad_columns(300));
+    check(most_queued_steps == 8, "eight steps are in flight where all decode", "%d", most_queued_steps);
+}
+
+/* Three rows that are left of eight, wherever they are, lose at most one step to a prompt that comes. */
+static void test_few(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0, first = 0, end = 0, last[NMK_COLUMNS] = {0}, rests = 0;
+    bool good = true;
+    reset(b);
+    for (int i = 0; i < 8; i++) {
+        fill(&many[i], i, 1, i == 0 || i == 4 || i == 7 ? 300 : 10);
+        if (i == 0) many[i].hold_at = 1;
+        rc |= submit(b, &many[i], &e);
+    }
+    go_on(&many[0], 50);
+    wait_tokens(&many[0], 50);
+    fill(&many[8], 8, 101, 30);
+    rc |= submit(b, &many[8], &e);
+    go_on(&many[0], 0);
+    for (int i = 0; i < 9; i++) good &= is_whole(&many[i]);
+    quiet(b);
+    for (int i = 0; i < seen_count; i++)
+        if (!(seen[i].flags & 1)) first = first ? first : seen_at[i].step, end = seen_at[i].step;
+    for (int i = 0; i < seen_count; i++) {
+        int slot = seen[i].slot, step = seen_at[i].step;
+        if (!(seen[i].flags & 1) || step > end) continue;
+        if (step >= first && last[slot]) rests += step - last[slot] - 1;
+        last[slot] = step;
+    }
+    check(rc == 0 && good && end - first + 1 == 100 / CHUNK, "a prompt is fed beside three rows", "%d steps: %s",
+          end - first + 1, e.text);
+    check(rests <= 1, "which rest no more than it takes to move one", "%d steps", rests);
+}
+
+/* A request that needs more pages than are free waits, and those behind it too. */
+static void test_pages(void) {
+    nmk_err e = {0};
+    nmk_engine *g;
+    nmk_batch *b;
+    nmk_options o = {.random_weights = true,
+                     .device = "cuda:0",
+                     .max_len = MAX_LEN,
+                     .kv_bytes = 32 * (uint64_t)NMK_KV_PAGE_BYTES_SLIDING};
+    if (!check(nmk_engine_open(&g, &o, &e) == 0 && nmk_batch_open(&b, g, 0, &e) == 0, "opens", "%s", e.text)) return;
+    int rc = 0, fit = NMK_COLUMNS;
+    bool good = true;
+    for (int k = 0; k < 2; k++) {
+        int rows = g->kv.pages[k] / nmk_kv_row_pages(&g->kv.shape, k, MAX_LEN);
+        fit = rows < fit ? rows : fit;
+    }
+    check(fit >= 2 && fit < NMK_COLUMNS, "the pools hold some long rows, not all", "%d", fit);
+    for (int i = 0; i < fit; i++) {
+        fill(&many[i], i, 1, MAX_LEN - 1);
+        if (i == 0) many[i].hold_at = 1;
+        rc |= submit(b, &many[i], &e);
+    }
+    fill(&many[fit], fit, 539, 100);
+    fill(&many[fit + 1], fit + 1, 1, 3);
+    rc |= submit(b, &many[fit], &e) | submit(b, &many[fit + 1], &e);
+    go_on(&many[0], MAX_LEN - 2);
+    bool held = wait_tokens(&many[0], MAX_LEN - 2);
+    nmk_batch_stats s;
+    nmk_batch_read_stats(b, &s);
+    check(rc == 0 && held && s.running == fit && s.waiting == 2,
+          "a request waits for pages, and so does a short one behind it", "%d wait: %s", s.waiting, e.text);
+    go_on(&many[0], 0);
+    for (int i = 0; i < fit + 2; i++) good &= is_whole(&many[i]);
+    check(good, "until rows end", "not all ended well");
+    quiet(b);
+    check(g->kv.free_count[0] == g->kv.pages[0] && g->kv.free_count[1] == g->kv.pages[1], "pages are given back",
+          "%d and %d are free", g->kv.free_count[0], g->kv.free_count[1]);
+    nmk_batch_close(b);
+
+    o.kv_bytes = NMK_KV_PAGE_BYTES_FULL * 3 + 4 * (uint64_t)NMK_KV_PAGE_BYTES_SLIDING;
+    if (!check(nmk_engine_open(&g, &o, &e) == 0 && nmk_batch_open(&b, g, 0, &e) == 0, "opens", "%s", e.text)) return;
+    fill(&many[0], 0, 300, MAX_LEN - 300);
+    check_message(g->kv.pages[0] < 10 ? submit(b, &many[0], &e) : 0, &e, "not so much memory for keys and values",
+                  "what no pool could hold is refused");
+    nmk_batch_close(b);
+}
+
+static void test_hang(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0, failed = 0, good = 0;
+    nmk_batch_stats before = quiet(b), s;
+    fake.hang_at = steps_run + 60;
+    for (int i = 0; i < 8; i++) {
+        fill(&many[i], i, 40 * (i % 3) + 1, 250);
+        if (i == 0) many[i].hold_at = 1;
+        rc |= submit(b, &many[i], &e);
+    }
+    for (int i = 8; i < 12; i++) {
+        fill(&many[i], i, 11 * i, 25);
+        rc |= submit(b, &many[i], &e);
+    }
+    go_on(&many[0], 0);
+    for (int i = 0; i < 12; i++) {
+        bool ended = wait_end(&many[i]) && many[i].ends == 1 && counts_up(&many[i]);
+        failed +=
+            ended && many[i].end == NMK_BATCH_FAILED && strstr(many[i].message, "the kernel hung: SM 17") && i < 8;
+        good += ended && many[i].end == NMK_BATCH_LENGTH && i >= 8;
+    }
+    s = quiet(b);
+    check(rc == 0 && failed == 8 && many[0].count > 0 && many[0].count < 60, "a hang fails those that run",
+          "%d of 8 failed, %d tokens: %s", failed, many[0].count, many[0].message);
+    check(good == 4 && s.failed == before.failed + 8 && !s.lost, "those that wait are served", "%d of 4, %d failed",
+          good, (int)(s.failed - before.failed));
+    fill(&many[0], 3, 100, 30);
+    rc = submit(b, &many[0], &e);
+    check(rc == 0 && is_whole(&many[0]), "and those that come later", "%s", e.text);
+    fake.hang_at = steps_run + 3, fake.silent = true; /* while a prompt is fed */
+    rc = submit(b, &many[0], &e);
+    check(rc == 0 && wait_end(&many[0]) && many[0].end == NMK_BATCH_FAILED && many[0].count == 0,
+          "a hang while a prompt is fed", "end %d, %d tokens", many[0].end, many[0].count);
+    quiet(b);
+    fake.hang_at = 0, fake.silent = false;
+    rc = submit(b, &many[0], &e);
+    check(rc == 0 && is_whole(&many[0]), "the next is served", "%s", e.text);
+}
+
+/* A step that was given up did not end the column of a row whose last token it would have brought. */
+static void test_hang_at_end(nmk_batch *b) {
+    nmk_err e = {0};
+    quiet(b);
+    fill(&many[0], 0, 1, 200), fill(&many[1], 1, 1, 8), fill(&many[2], 2, 1, 20);
+    many[0].hold_at = many[1].hold_at = 1;
+    int rc = submit(b, &many[0], &e);
+    wait_tokens(&many[0], 1);
+    rc |= submit(b, &many[1], &e);
+    go_on(&many[0], 0);
+    wait_tokens(&many[1], 1);
+    fake.hang_at = steps_run + 4;
+    go_on(&many[1], 0);
+    bool ended = wait_end(&many[0]) && wait_end(&many[1]);
+    check(rc == 0 && ended && many[0].end == NMK_BATCH_FAILED && many[1].end == NMK_BATCH_FAILED,
+          "a hang with a row's last steps in flight", "%d tokens", many[1].count);
+    reset(b);
+    fake.hang_at = 0;
+    rc = submit(b, &many[2], &e);
+    bool whole = is_whole(&many[2]);
+    quiet(b);
+    check(rc == 0 && whole && seen_count == 20, "nothing of it stays in the columns", "%d columns", seen_count);
+}
+
+static void test_lost(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0, failed = 0;
+    nmk_batch_stats s;
+    quiet(b);
+    fake.fail = true;
+    for (int i = 0; i < 10; i++) {
+        fill(&many[i], i, 50, 100);
+        if (submit(b, &many[i], &e)) many[i].ends = 1, many[i].end = NMK_BATCH_FAILED, rc++;
+    }
+    for (int i = 0; i < 10; i++) failed += wait_end(&many[i]) && many[i].end == NMK_BATCH_FAILED;
+    check(failed == 10 && rc < 10 && strstr(many[0].message, "the engine is lost"), "a lost engine fails everybody",
+          "%d of 10, %d refused: %s", failed, rc, many[0].message);
+    check_message(submit(b, &many[0], &e), &e, "the engine is lost", "and takes no more");
+    nmk_batch_read_stats(b, &s);
+    check(s.lost && s.running == 0 && s.waiting == 0, "it says so", "lost %d, %d, %d", s.lost, s.running, s.waiting);
+}
+
+int main(void) {
+    nmk_err e = {0};
+    nmk_engine *g;
+    nmk_batch *b;
+    if (fake_install(&e)) return puts(e.text), 2;
+    test_pages();
+    nmk_options o = {.random_weights = true, .device = "cuda:0", .max_len = MAX_LEN};
+    if (!check(nmk_engine_open(&g, &o, &e) == 0, "the engine opens", "%s", e.text)) return 1;
+    if (!check(nmk_batch_open(&b, g, 0, &e) == 0, "the batch opens", "%s", e.text)) return 1;
+    test_many(b);
+    test_turns(b);
+    test_few(b);
+    test_hang(b);
+    test_hang_at_end(b);
+    test_lost(b);
+    nmk_batch_close(b);
+    free(self);
+    return failures != 0;
+}

@@ -1,0 +1,418 @@
+/* nmk-serve with the toy on the CPU: every endpoint, what it refuses, streams, disconnects, keys, draining. */
+#define _GNU_SOURCE /* memmem */
+#include "serve_helper.h"
+
+#define TOY "--checkpoint", "examples/nmc-toy"
+#define RUN "build/nmc-toy/nmk-run --checkpoint examples/nmc-toy --device cpu "
+#define ASK "\"messages\":[{\"role\":\"user\",\"content\":\"What is 17 + 25?\"}]"
+#define TURN                                                                                               \
+    "<|START_OF_TURN_TOKEN|><|USER_TOKEN|><|START_TEXT|>What is 17 + 25?<|END_TEXT|><|END_OF_TURN_TOKEN|>" \
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>"
+#define CHAT "/v1/chat/completions"
+#define TEXT "/v1/completions"
+/* Takes some seconds unless somebody ends it. */
+#define LONG "\"prompt\":\"def is_prime\",\"temperature\":0,\"ignore_eos\":true,\"max_tokens\":3000"
+
+/* What nmk-run says; without the newline at its end. */
+static nmk_buf run(const char *flags) {
+    nmk_buf text = {0};
+    char part[4096];
+    size_t n;
+    char *command = xasprintf(RUN "%s 2>/dev/null", flags);
+    FILE *f = popen(command, "r");
+    nmk_buf_puts(&text, "");
+    while (f && (n = fread(part, 1, sizeof part, f))) nmk_buf_add(&text, part, n);
+    if (f) pclose(f);
+    if (text.length) text.data[--text.length] = 0;
+    free(command);
+    return text;
+}
+
+static void same(const char *name, const char *got, const char *wanted) {
+    check(!strcmp(got, wanted), name, "got '%s', wanted '%s'", shown(got), shown(wanted));
+}
+
+/* Posts; the status, and the error's code and param where they are given. */
+static void refused(int port, const char *name, const char *path, const char *body, int status, const char *code,
+                    const char *param) {
+    reply r = post(port, path, body);
+    bool good = r.status == status && *text_at(r.json, "error.message") && *text_at(r.json, "error.type") &&
+                (!code || !strcmp(text_at(r.json, "error.code"), code)) &&
+                (!param || !strcmp(text_at(r.json, "error.param"), param));
+    check(good, name, "status %d, %s", r.status, shown(r.body));
+    reply_free(&r);
+}
+
+static void test_plain(int port) {
+    reply r = get(port, "/v1/models");
+    check(r.status == 200 && !strcmp(text_at(r.json, "data.0.id"), "nmc-toy") &&
+              int_at(r.json, "data.0.max_model_len") == 4096,
+          "models", "%s", r.body);
+    reply_free(&r);
+    r = get(port, "/v1/models/nmc-toy");
+    check(r.status == 200 && !strcmp(text_at(r.json, "object"), "model"), "a model", "%s", r.body);
+    reply_free(&r);
+    r = get(port, "/v1/models/a/b");
+    check(r.status == 404 && !strcmp(text_at(r.json, "error.code"), "model_not_found"), "no such model", "%s", r.body);
+    reply_free(&r);
+    r = get(port, "/health");
+    check(r.status == 200, "health", "%d", r.status);
+    reply_free(&r);
+    r = get(port, "/version");
+    check(r.status == 200 && strstr(text_at(r.json, "version"), "nmc-toy"), "version", "%s", r.body);
+    reply_free(&r);
+}
+
+static void test_chat(int port) {
+    nmk_buf text = run("--max-tokens 64 --prompt '" TURN "'");
+    char reasoning[256] = "", content[256] = "";
+    sscanf(text.data, "%255[^<]<|END_THINKING|><|START_TEXT|>%255[^<]", reasoning, content);
+    check(*reasoning && *content, "nmk-run answers the question", "%s", text.data);
+
+    reply r = post(port, CHAT, "{\"model\":\"nmc-toy\",\"temperature\":0," ASK "}");
+    same("a chat's answer is that of nmk-run", text_at(r.json, "choices.0.message.content"), content);
+    same("its reasoning too", text_at(r.json, "choices.0.message.reasoning_content"), reasoning);
+    same("its finish reason", text_at(r.json, "choices.0.finish_reason"), "stop");
+    int tokens = int_at(r.json, "usage.completion_tokens");
+    check(tokens > 1 && int_at(r.json, "usage.prompt_tokens") > 1, "its usage", "%s", r.body);
+    reply_free(&r);
+
+    r = post(port, CHAT,
+             "{\"temperature\":0,\"stream\":true,\"stream_options\":{\"include_usage\":true},\"top_p\":1," ASK "}");
+    told t = told_read(&r, true);
+    same("a stream's shape", t.wrong, "");
+    same("a stream's text", t.text.data, content);
+    same("a stream's reasoning", t.reasoning.data, reasoning);
+    same("a stream's finish", t.ended, "stop");
+    check(t.usage_tokens == tokens, "a stream's usage", "%d, alone %d", t.usage_tokens, tokens);
+    told_free(&t), reply_free(&r);
+
+    r = post(port, CHAT, "{\"temperature\":0,\"stream\":true," ASK "}");
+    t = told_read(&r, true);
+    check(!t.wrong[0] && t.usage_tokens == -1, "no usage unless asked", "%s", t.wrong);
+    told_free(&t), reply_free(&r);
+
+    r = post(port, CHAT, "{\"temperature\":0,\"include_reasoning\":false," ASK "}");
+    check(!at(r.json, "choices.0.message.reasoning_content") &&
+              !strcmp(text_at(r.json, "choices.0.message.content"), content),
+          "without reasoning", "%s", r.body);
+    reply_free(&r);
+    r = post(port, CHAT, "{\"temperature\":0,\"max_tokens\":3," ASK "}");
+    check(!strcmp(text_at(r.json, "choices.0.finish_reason"), "length") &&
+              int_at(r.json, "usage.completion_tokens") == 3,
+          "max_tokens", "%s", r.body);
+    reply_free(&r);
+    r = post(port, CHAT, "{\"temperature\":0,\"max_completion_tokens\":40,\"ignore_eos\":true," ASK "}");
+    check(int_at(r.json, "usage.completion_tokens") == 40, "ignore_eos", "%s", r.body);
+    reply_free(&r);
+    r = post(port, CHAT, "{\"temperature\":0,\"max_tokens\":40,\"min_tokens\":30," ASK "}");
+    check(int_at(r.json, "usage.completion_tokens") >= 30, "min_tokens", "%s", r.body);
+    reply_free(&r);
+    r = post(port, CHAT, "{\"temperature\":0,\"max_tokens\":30,\"reasoning_effort\":\"none\"," ASK "}");
+    check(r.status == 200 && !at(r.json, "choices.0.message.reasoning_content"), "reasoning_effort", "%s", r.body);
+    reply_free(&r);
+    r = post(port, CHAT,
+             "{\"temperature\":0,\"max_tokens\":30,\"chat_template_kwargs\":{\"reasoning\":false}," ASK "}");
+    check(r.status == 200 && !at(r.json, "choices.0.message.reasoning_content"), "chat_template_kwargs", "%s", r.body);
+    reply_free(&r);
+    r = post(
+        port, CHAT,
+        "{\"temperature\":0,\"max_tokens\":60,\"tool_choice\":\"auto\",\"tools\":[{\"type\":\"function\",\"function\":"
+        "{\"name\":\"get_weather\",\"description\":\"Weather of a city\",\"parameters\":{\"type\":\"object\","
+        "\"properties\":{\"city\":{\"type\":\"string\"}}}}}],"
+        "\"messages\":[{\"role\":\"user\",\"content\":\"What is the weather in Paris?\"}]}");
+    check(!strcmp(text_at(r.json, "choices.0.finish_reason"), "tool_calls") &&
+              !strcmp(text_at(r.json, "choices.0.message.tool_calls.0.function.name"), "get_weather") &&
+              !strcmp(text_at(r.json, "choices.0.message.tool_calls.0.function.arguments"), "{\"city\": \"Paris\"}"),
+          "a tool is called", "%s", r.body);
+    reply_free(&r);
+    nmk_buf_free(&text);
+}
+
+static void test_text(int port) {
+    nmk_buf text = run("--max-tokens 24 --prompt 'def is_prime'");
+    reply r = post(port, TEXT, "{\"prompt\":\"def is_prime\",\"temperature\":0,\"max_tokens\":24}");
+    same("a completion is that of nmk-run", text_at(r.json, "choices.0.text"), text.data);
+    reply_free(&r);
+    r = post(port, TEXT, "{\"prompt\":\"def is_prime\",\"temperature\":0,\"max_tokens\":24,\"stream\":true}");
+    told t = told_read(&r, false);
+    same("a streamed completion's shape", t.wrong, "");
+    same("a streamed completion", t.text.data, text.data);
+    told_free(&t), reply_free(&r);
+
+    reply ids = post(port, "/tokenize", "{\"prompt\":\"def is_prime\",\"return_token_strs\":true}");
+    const char *list = json_object_to_json_string(at(ids.json, "tokens"));
+    check(int_at(ids.json, "tokens.0") == 1 && !strcmp(text_at(ids.json, "token_strs.1"), "def"), "tokenize", "%s",
+          ids.body);
+    char *body = xasprintf("{\"prompt\":[%s,%s],\"temperature\":0,\"max_tokens\":24,\"echo\":true}", list, list);
+    r = post(port, TEXT, body);
+    const char *second = text_at(r.json, "choices.1.text");
+    check(!strncmp(second, "def is_prime", 12) && !strcmp(second + 12, text.data), "token ids, a list of them, echo",
+          "%s", r.body);
+    check(int_at(r.json, "usage.completion_tokens") == 48, "usage of two", "%s", r.body);
+    free(body), reply_free(&r), reply_free(&ids);
+
+    r = post(port, TEXT,
+             "{\"prompt\":\"def is_prime\",\"temperature\":0,\"max_tokens\":60,\"stop\":[\"the inp\",\"zz\"]}");
+    const char *cut = strstr(text.data, "the inp");
+    check(cut && !strncmp(text_at(r.json, "choices.0.text"), text.data, (size_t)(cut - text.data)) &&
+              !text_at(r.json, "choices.0.text")[cut - text.data],
+          "a stop string across tokens", "%s", r.body);
+    same("and its finish", text_at(r.json, "choices.0.finish_reason"), "stop");
+    reply_free(&r);
+    r = post(port, TEXT,
+             "{\"prompt\":\"def is_prime\",\"temperature\":0,\"max_tokens\":60,\"stop\":\"the inp\",\"stream\":true,"
+             "\"include_stop_str_in_output\":true}");
+    t = told_read(&r, false);
+    check(!t.wrong[0] && cut && t.text.length == (size_t)(cut - text.data) + 7 && !strcmp(t.ended, "stop"),
+          "a stop string that is kept, streamed", "%s: %s", t.wrong, shown(t.text.data));
+    told_free(&t), reply_free(&r);
+
+    /* the id of a token as a stop: it is not part of the text */
+    ids = post(port, "/tokenize", "{\"prompt\":\" input\",\"add_special_tokens\":false}");
+    body = xasprintf("{\"prompt\":\"def is_prime\",\"temperature\":0,\"max_tokens\":60,\"stop_token_ids\":%s}",
+                     json_object_to_json_string(at(ids.json, "tokens")));
+    r = post(port, TEXT, body);
+    cut = strstr(text.data, " input");
+    check(int_at(ids.json, "count") == 1 && cut &&
+              strlen(text_at(r.json, "choices.0.text")) == (size_t)(cut - text.data),
+          "stop_token_ids", "%s", r.body);
+    free(body), reply_free(&r), reply_free(&ids);
+    nmk_buf_free(&text);
+}
+
+static void test_seeds(int port) {
+    static const char first[] = "{\"prompt\":\"The\",\"temperature\":1,\"seed\":7,\"max_tokens\":24}";
+    reply a = post(port, TEXT, first);
+    int others[3];
+    for (int i = 0; i < 3; i++) others[i] = request_open(port, "POST", TEXT, "", "{" LONG "}");
+    metric_becomes(port, "vllm:num_requests_running", 3, 2000);
+    reply b = post(port, TEXT, first);
+    for (int i = 0; i < 3; i++) close(others[i]);
+    same("the same seed, the same text, in company", text_at(b.json, "choices.0.text"),
+         text_at(a.json, "choices.0.text"));
+    reply_free(&b);
+    b = post(port, TEXT, "{\"prompt\":\"The\",\"temperature\":1,\"seed\":7,\"max_tokens\":24,\"n\":2}");
+    check(!strcmp(text_at(b.json, "choices.0.text"), text_at(a.json, "choices.0.text")) &&
+              strcmp(text_at(b.json, "choices.1.text"), text_at(a.json, "choices.0.text")),
+          "n answers differ, the first is that of the seed", "%s", b.body);
+    reply_free(&b);
+    b = post(port, TEXT, "{\"prompt\":\"The\",\"temperature\":1,\"max_tokens\":24}");
+    check(strcmp(text_at(b.json, "choices.0.text"), text_at(a.json, "choices.0.text")), "no seed", "%s", b.body);
+    reply_free(&a), reply_free(&b);
+    check(metric_becomes(port, "vllm:num_requests_running", 0, 2000), "rows of clients that left", "still running");
+}
+
+static void test_refusals(int port) {
+    refused(port, "broken JSON", CHAT, "{\"messages\":[", 400, "invalid_json", NULL);
+    refused(port, "no messages", CHAT, "{}", 400, "missing_required_parameter", "messages");
+    refused(port, "an unknown model", CHAT, "{\"model\":\"gpt\"," ASK "}", 404, "model_not_found", "model");
+    refused(port, "a wrong type", CHAT, "{\"temperature\":\"hot\"," ASK "}", 400, "invalid_type", "temperature");
+    static const char *const cannot[][2] = {
+        {"top_p", "0.9"},
+        {"top_k", "40"},
+        {"min_p", "0.1"},
+        {"presence_penalty", "0.5"},
+        {"frequency_penalty", "0.5"},
+        {"repetition_penalty", "1.1"},
+        {"logit_bias", "{\"5\":1}"},
+        {"logprobs", "true"},
+    };
+    for (size_t i = 0; i < sizeof cannot / sizeof *cannot; i++) {
+        char *body = xasprintf("{\"%s\":%s," ASK "}", cannot[i][0], cannot[i][1]);
+        refused(port, cannot[i][0], CHAT, body, 400, "unsupported_parameter", cannot[i][0]);
+        free(body);
+    }
+    reply r =
+        post(port, CHAT,
+             "{\"max_tokens\":1,\"top_k\":-1,\"min_p\":0,\"top_p\":1.0,\"logit_bias\":{},\"logprobs\":false," ASK "}");
+    check(r.status == 200, "values that change nothing", "%s", r.body);
+    reply_free(&r);
+
+    nmk_buf body = {0};
+    nmk_buf_puts(&body, "{\"stream\":true,\"prompt\":[1");
+    for (int i = 0; i < 5000; i++) nmk_buf_puts(&body, ",20");
+    nmk_buf_puts(&body, "]}");
+    r = post(port, TEXT, body.data);
+    check(r.status == 400 && strstr(text_at(r.json, "error.message"), "maximum context length is 4096 tokens") &&
+              !strcmp(text_at(r.json, "error.code"), "context_length_exceeded"),
+          "a prompt that does not fit", "%s", r.body);
+    reply_free(&r);
+    body.length = 0;
+    nmk_buf_puts(&body, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+    for (int i = 0; i < 1 << 18; i++) nmk_buf_puts(&body, "word");
+    nmk_buf_puts(&body, "\"}]}");
+    refused(port, "a prompt of a megabyte", CHAT, body.data, 400, "context_length_exceeded", "messages");
+    nmk_buf_free(&body);
+    r = get(port, CHAT);
+    check(r.status == 405, "GET of a chat", "%d", r.status);
+    reply_free(&r);
+    r = post(port, "/v1/nothing", "{}");
+    check(r.status == 404 && *text_at(r.json, "error.message"), "an unknown path", "%d", r.status);
+    reply_free(&r);
+}
+
+static void test_tokens(int port) {
+    static const char text[] = "Gr\\u00fc\\u00dfe, \\ud83d\\ude00\\n\\tdef f(x): return x";
+    char *body = xasprintf("{\"prompt\":\"%s\",\"add_special_tokens\":false}", text);
+    reply r = post(port, "/tokenize", body);
+    free(body);
+    body = xasprintf("{\"tokens\":%s}", json_object_to_json_string(at(r.json, "tokens")));
+    reply back = post(port, "/detokenize", body);
+    same("tokenize and back", text_at(back.json, "prompt"),
+         "Gr\xc3\xbc\xc3\x9f"
+         "e, \xf0\x9f\x98\x80\n\tdef f(x): return x");
+    free(body), reply_free(&r), reply_free(&back);
+    r = post(port, "/tokenize", "{" ASK "}");
+    check(int_at(r.json, "tokens.0") == 1 && int_at(r.json, "tokens.1") == 3 && int_at(r.json, "count") > 10,
+          "a chat's tokens, with one BOS", "%s", r.body);
+    reply_free(&r);
+    refused(port, "a token that is none", "/detokenize", "{\"tokens\":[1,99999999]}", 400, "invalid_value",
+            "tokens[1]");
+}
+
+static void test_concurrent(int port) {
+    static const char *const bodies[] = {
+        "{\"stream\":true,\"temperature\":0,\"max_tokens\":120,\"prompt\":\"def is_prime\"}",
+        "{\"stream\":true,\"temperature\":0.8,\"seed\":3,\"max_tokens\":120,\"prompt\":\"class Queue\"}",
+    };
+    nmk_buf alone[2] = {0};
+    int fd[2];
+    for (int i = 0; i < 2; i++) {
+        reply r = post(port, TEXT, bodies[i]);
+        told t = told_read(&r, false);
+        nmk_buf_puts(&alone[i], t.text.data);
+        told_free(&t), reply_free(&r);
+    }
+    for (int i = 0; i < 2; i++) fd[i] = request_open(port, "POST", TEXT, "", bodies[i]);
+    check(metric_becomes(port, "vllm:num_requests_running", 2, 1000), "two run at once", "they do not");
+    for (int i = 0; i < 2; i++) {
+        reply r = reply_read(fd[i]);
+        told t = told_read(&r, false);
+        check(!t.wrong[0] && !strcmp(t.text.data, alone[i].data),
+              i ? "the second as if alone" : "the first as if alone", "%s: %s", t.wrong, shown(t.text.data));
+        told_free(&t), reply_free(&r), nmk_buf_free(&alone[i]);
+    }
+}
+
+static void test_disconnect(int port) {
+    nmk_buf text = {0};
+    int fd = request_open(port, "POST", TEXT, "", "{\"stream\":true," LONG "}");
+    check(get_until(fd, &text, "Check", 5000), "a long stream begins", "%s", text.data ? text.data : "");
+    double aborted = metric(port, "vllm:num_requests_running");
+    close(fd);
+    check(aborted == 1 && metric_becomes(port, "vllm:num_requests_running", 0, 3000),
+          "a client that leaves its stream frees the row", "%g before", aborted);
+    fd = request_open(port, "POST", TEXT, "", "{\"n\":3," LONG "}");
+    bool ran = metric_becomes(port, "vllm:num_requests_running", 3, 2000);
+    close(fd);
+    check(ran && metric_becomes(port, "vllm:num_requests_running", 0, 3000),
+          "a client that leaves while nothing is sent", "ran %d", ran);
+    for (int i = 0; i < 60; i++) {
+        fd = request_open(port, "POST", i % 3 ? TEXT : CHAT, "", i % 3 ? "{\"stream\":true," LONG "}" : "{" ASK "}");
+        usleep((useconds_t)random_below(12000));
+        close(fd);
+    }
+    check(metric_becomes(port, "vllm:num_requests_running", 0, 3000) &&
+              metric_becomes(port, "vllm:num_requests_waiting", 0, 1000),
+          "sixty that leave at any moment", "rows are not free");
+    nmk_buf_free(&text);
+}
+
+static void test_key(void) {
+    server s = server_start((const char *const[]){TOY, "--api-key", "one", "--api-key=two", "--served-model-name", "a",
+                                                  "--served-model-name", "b/c", "--max-num-seqs", "1",
+                                                  "--max-model-len", "1K", NULL});
+    reply r = get(s.port, "/v1/models");
+    check(r.status == 401 && *text_at(r.json, "error.message"), "no key", "%d", r.status);
+    reply_free(&r);
+    r = get(s.port, "/health");
+    check(r.status == 200, "health needs no key", "%d", r.status);
+    reply_free(&r);
+    r = reply_read(request_open(s.port, "GET", "/v1/models", "Authorization: Bearer two\r\n", ""));
+    check(r.status == 200 && !strcmp(text_at(r.json, "data.1.id"), "b/c") &&
+              int_at(r.json, "data.0.max_model_len") == 1024,
+          "a key, names, a length", "%s", r.body);
+    reply_free(&r);
+    static const char key[] = "Authorization: Bearer one\r\n";
+    int first = request_open(s.port, "POST", TEXT, key, "{\"stream\":true," LONG "}");
+    metric_becomes(s.port, "vllm:num_requests_running", 1, 1000);
+    int second = request_open(s.port, "POST", TEXT, key, "{\"model\":\"b/c\",\"prompt\":\"x\",\"max_tokens\":4}");
+    int third = request_open(s.port, "POST", TEXT, key, "{\"n\":2,\"prompt\":\"x\",\"max_tokens\":4}");
+    check(metric_becomes(s.port, "vllm:num_requests_waiting", 3, 1000) &&
+              metric(s.port, "vllm:num_requests_running") == 1,
+          "--max-num-seqs", "more run");
+    close(third);
+    check(metric_becomes(s.port, "vllm:num_requests_waiting", 1, 1000), "one that leaves while it waits",
+          "waits still");
+    close(first);
+    r = reply_read(second);
+    check(r.status == 200 && !strcmp(text_at(r.json, "model"), "b/c"), "the next one's turn", "%s", r.body);
+    reply_free(&r);
+    int rc = server_end(&s, SIGTERM, 5000);
+    check(rc == 0, "an idle server ends at once", "%d", rc);
+}
+
+static void test_drain(void) {
+    nmk_buf text = {0};
+    server s = server_start((const char *const[]){TOY, NULL});
+    int fd =
+        request_open(s.port, "POST", TEXT, "",
+                     "{\"stream\":true,\"temperature\":0,\"ignore_eos\":true,\"max_tokens\":100,\"prompt\":\"def\"}");
+    get_until(fd, &text, "data: ", 5000);
+    kill(s.pid, SIGTERM);
+    usleep(100000);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)s.port)};
+    int late = socket(AF_INET, SOCK_STREAM, 0);
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    check(connect(late, (struct sockaddr *)&a, sizeof a) != 0, "no new connection while draining", "it was taken");
+    close(late);
+    get_all(fd, &text, 30000);
+    close(fd);
+    check(strstr(text.data, "\"finish_reason\":\"length\"") && strstr(text.data, "[DONE]"),
+          "a stream that runs is finished", "%s", shown(text.data));
+    int rc = server_end(&s, 0, 5000);
+    check(rc == 0, "then the server ends", "%d", rc);
+
+    s = server_start((const char *const[]){TOY, NULL});
+    fd = request_open(s.port, "POST", TEXT, "", "{\"stream\":true," LONG "}");
+    text.length = 0;
+    get_until(fd, &text, "data: ", 5000);
+    kill(s.pid, SIGINT);
+    usleep(50000);
+    uint64_t start = nmk_now_ns();
+    rc = server_end(&s, SIGINT, 5000);
+    check(rc == 0 && nmk_now_ns() - start < 2000000000u, "a second signal ends it at once", "%d", rc);
+    close(fd);
+    nmk_buf_free(&text);
+}
+
+static void test_random(void) {
+    server s = server_start((const char *const[]){"--random-weights", "1", "--max-model-len", "512", NULL});
+    reply r = post(s.port, TEXT, "{\"prompt\":[1,5,9],\"max_tokens\":3,\"temperature\":0,\"ignore_eos\":true}");
+    int a, b, c, n = sscanf(text_at(r.json, "choices.0.text"), "%d %d %d", &a, &b, &c);
+    check(r.status == 200 && n == 3, "without a tokenizer, ids in and out", "%s", r.body);
+    reply_free(&r);
+    refused(s.port, "without a template, no chats", CHAT, "{" ASK "}", 400, "unsupported_parameter", "messages");
+    refused(s.port, "without a tokenizer, no text", TEXT, "{\"prompt\":\"x\"}", 400, "unsupported_parameter", "prompt");
+    server_end(&s, SIGTERM, 5000);
+}
+
+int main(void) {
+    signal(SIGPIPE, SIG_IGN);
+    server s = server_start((const char *const[]){TOY, NULL});
+    test_plain(s.port);
+    test_chat(s.port);
+    test_text(s.port);
+    test_tokens(s.port);
+    test_seeds(s.port);
+    test_refusals(s.port);
+    test_concurrent(s.port);
+    test_disconnect(s.port);
+    int rc = server_end(&s, SIGTERM, 5000);
+    check(rc == 0, "ends well", "%d", rc);
+    test_key();
+    test_drain();
+    test_random();
+    return failures != 0;
+}
