@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "abi.h"
+#include "flags.h"
 #include "nmk.h"
 #include "tokenizer.h"
 #include "util.h"
@@ -42,11 +43,7 @@ typedef struct {
     bool ids, ignore_eos, stats, help, version;
 } settings;
 
-typedef struct {
-    const char *name, *value, *text;
-} flag;
-
-static const flag flags[] = {
+static const nmk_flag table[] = {
     {"--checkpoint", "DIR", "folder with config.json, tokenizer.json and safetensors"},
     {"--prompt", "TEXT", "repeatable: several prompts are one batch"},
     {"--prompt-ids", "1,2,3", "a prompt as token ids"},
@@ -69,35 +66,12 @@ static const flag flags[] = {
     {"--version", NULL, "print which model this program runs"},
 };
 
-enum { FLAGS = sizeof flags / sizeof *flags };
+static const nmk_flags flags = {"nmk-run", table, sizeof table / sizeof *table};
 
 static void usage(FILE *f) {
     fprintf(f, "usage: nmk-run --checkpoint DIR --prompt TEXT [flags]     (model %s, up to %d prompts)\n",
             nmk_model_name, nmk_rows);
-    for (int i = 0; i < FLAGS; i++) {
-        char left[64];
-        snprintf(left, sizeof left, "%s %s", flags[i].name, flags[i].value ? flags[i].value : "");
-        fprintf(f, "  %-24s %s\n", left, flags[i].text);
-    }
-}
-
-static int unknown_flag(const char *name) {
-    int best = 0, least = INT_MAX;
-    for (int i = 0; i < FLAGS; i++) {
-        int d = nmk_distance(name, flags[i].name);
-        if (d < least) least = d, best = i;
-    }
-    if (*name != '-') return fprintf(stderr, "nmk-run: %s: a flag was expected; --help lists them\n", name), 2;
-    return fprintf(stderr, "nmk-run: unknown flag %s; the nearest is %s\n", name, flags[best].name), 2;
-}
-
-static bool read_int(const char *text, int64_t low, int64_t high, int64_t *value) {
-    char *end;
-    errno = 0;
-    long long v = strtoll(text, &end, 10);
-    if (errno || end == text || *end || isspace((unsigned char)*text) || v < low || v > high) return false;
-    *value = v;
-    return true;
+    nmk_flags_print(&flags, f, 24);
 }
 
 static bool read_seed(const char *text, uint64_t *value) {
@@ -117,11 +91,8 @@ static bool read_temperature(const char *text, double *value) {
     return true;
 }
 
-static int bad_value(const char *name, const char *value, const char *expected) {
-    return fprintf(stderr, "nmk-run: %s %s: expected %s\n", name, value, expected), 2;
-}
-
-static int set_flag(settings *s, const char *name, const char *value) {
+static int set_flag(void *user, const char *name, const char *value) {
+    settings *s = user;
     static const char count[] = "a whole number from 1";
     if (!strcmp(name, "--checkpoint")) return s->options.checkpoint = value, 0;
     if (!strcmp(name, "--device")) return s->options.device = value, 0;
@@ -133,23 +104,25 @@ static int set_flag(settings *s, const char *name, const char *value) {
         return 0;
     }
     if (!strcmp(name, "--max-tokens"))
-        return read_int(value, 1, INT_MAX, &s->max_tokens) ? 0 : bad_value(name, value, count);
-    if (!strcmp(name, "--max-len")) return read_int(value, 1, INT_MAX, &s->max_len) ? 0 : bad_value(name, value, count);
+        return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_tokens) ? 0 : nmk_flag_bad(&flags, name, value, count);
+    if (!strcmp(name, "--max-len"))
+        return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_len) ? 0 : nmk_flag_bad(&flags, name, value, count);
     if (!strcmp(name, "--threads"))
-        return read_int(value, 1, 256, &s->threads) ? 0 : bad_value(name, value, "1 to 256");
+        return nmk_flag_int(value, 1, 256, NULL, &s->threads) ? 0 : nmk_flag_bad(&flags, name, value, "1 to 256");
     if (!strcmp(name, "--ring-stages") || !strcmp(name, "--in-flight")) {
         int64_t *n = name[2] == 'r' ? &s->ring_stages : &s->in_flight;
         char expected[40];
         snprintf(expected, sizeof expected, "1 to %d", NMK_RING_STAGES);
-        return read_int(value, 1, NMK_RING_STAGES, n) ? 0 : bad_value(name, value, expected);
+        return nmk_flag_int(value, 1, NMK_RING_STAGES, NULL, n) ? 0 : nmk_flag_bad(&flags, name, value, expected);
     }
     if (!strcmp(name, "--temperature"))
-        return read_temperature(value, &s->temperature) ? 0 : bad_value(name, value, "a number from 0");
+        return read_temperature(value, &s->temperature) ? 0 : nmk_flag_bad(&flags, name, value, "a number from 0");
     if (!strcmp(name, "--seed"))
-        return read_seed(value, &s->seed) ? 0 : bad_value(name, value, "a whole number from 0");
+        return read_seed(value, &s->seed) ? 0 : nmk_flag_bad(&flags, name, value, "a whole number from 0");
     if (!strcmp(name, "--random-weights")) {
         s->options.random_weights = true;
-        return read_seed(value, &s->options.weights_seed) ? 0 : bad_value(name, value, "a whole number from 0");
+        return read_seed(value, &s->options.weights_seed) ? 0
+                                                          : nmk_flag_bad(&flags, name, value, "a whole number from 0");
     }
     bool *switches[] = {&s->options.allow_spills, &s->ids, &s->ignore_eos, &s->stats, &s->help, &s->version};
     static const char *const names[] = {"--allow-spills", "--ids", "--ignore-eos", "--stats", "--help", "--version"};
@@ -161,20 +134,7 @@ static int set_flag(settings *s, const char *name, const char *value) {
 
 /* 0, or 2 with a message. */
 static int read_flags(settings *s, int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        char name[64];
-        const char *equal = strchr(argv[i], '=');
-        size_t length = equal ? (size_t)(equal - argv[i]) : strlen(argv[i]);
-        snprintf(name, sizeof name, "%.*s", length < sizeof name ? (int)length : (int)sizeof name - 1, argv[i]);
-        int f = 0;
-        while (f < FLAGS && strcmp(name, flags[f].name)) f++;
-        if (f == FLAGS) return unknown_flag(name);
-        const char *value = equal ? equal + 1 : NULL;
-        if (!flags[f].value && value) return fprintf(stderr, "nmk-run: %s takes no value\n", name), 2;
-        if (flags[f].value && !value && ++i == argc)
-            return fprintf(stderr, "nmk-run: %s needs a value: %s\n", name, flags[f].value), 2;
-        if (set_flag(s, name, flags[f].value && !value ? argv[i] : value)) return 2;
-    }
+    if (nmk_flags_read(&flags, argc, argv, set_flag, s)) return 2;
     if (s->help || s->version) return 0;
     if (!s->options.checkpoint && !s->options.random_weights)
         return fprintf(stderr, "nmk-run: --checkpoint DIR is needed (or --random-weights SEED)\n"), 2;

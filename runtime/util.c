@@ -145,21 +145,3 @@ uint64_t nmk_now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
-
-int nmk_distance(const char *a, const char *b) {
-    enum { MOST = 40 };
-    int row[MOST + 1], n = (int)strlen(b);
-    if (n > MOST) return INT_MAX;
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 0; a[i]; i++) {
-        int corner = row[0];
-        row[0] = i + 1;
-        for (int j = 0; j < n; j++) {
-            int change = corner + (a[i] != b[j]), drop = row[j + 1] + 1, add = row[j] + 1;
-            corner = row[j + 1];
-            row[j + 1] = change < drop ? change : drop;
-            if (add < row[j + 1]) row[j + 1] = add;
-        }
-    }
-    return row[n];
-}

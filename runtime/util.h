@@ -35,9 +35,6 @@ void nmk_buf_free(nmk_buf *b); /* leaves it empty */
 /* The whole file, NUL-terminated; the caller frees.  0, or -1 with the path and the reason. */
 int nmk_file_read(char **data, size_t *bytes, const char *path, size_t max_bytes, nmk_err *e);
 
-/* Insertions, deletions and exchanges that make one short word of another: for "the nearest is ...". */
-int nmk_distance(const char *a, const char *b);
-
 /* Nanoseconds of a clock that never goes back. */
 uint64_t nmk_now_ns(void);
 

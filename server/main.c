@@ -2,8 +2,6 @@
  *
  * Everything for people goes to stderr.  Exit 0: drained after a signal.  1: it failed.  2: wrong flags. */
 #include <assert.h>
-#include <ctype.h>
-#include <errno.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +12,7 @@
 #include "abi.h"
 #include "api.h"
 #include "json.h"
+#include "flags.h"
 #include "nmk.h"
 
 enum { MOST_KEYS = 64, MOST_NAMES = 16, CONFIG_BYTES_MAX = 16 << 20 };
@@ -29,11 +28,7 @@ typedef struct {
     bool help, version;
 } settings;
 
-typedef struct {
-    const char *name, *value, *text;
-} flag;
-
-static const flag flags[] = {
+static const nmk_flag table[] = {
     {"--checkpoint", "DIR", "folder with config.json, tokenizer.json and safetensors"},
     {"--host", "ADDRESS", "where to listen (127.0.0.1); 0.0.0.0 or :: for everybody"},
     {"--port", "N", "0 takes a free one (8000)"},
@@ -47,16 +42,12 @@ static const flag flags[] = {
     {"--version", NULL, "print which model this program serves"},
 };
 
-enum { FLAGS = sizeof flags / sizeof *flags };
+static const nmk_flags flags = {"nmk-serve", table, sizeof table / sizeof *table};
 
 static void usage(FILE *f) {
     fprintf(f, "usage: nmk-serve --checkpoint DIR [flags]     (model %s, up to %d sequences at once)\n", nmk_model_name,
             nmk_rows);
-    for (int i = 0; i < FLAGS; i++) {
-        char left[64];
-        snprintf(left, sizeof left, "%s %s", flags[i].name, flags[i].value ? flags[i].value : "");
-        fprintf(f, "  %-28s %s\n", left, flags[i].text);
-    }
+    nmk_flags_print(&flags, f, 28);
     fprintf(
         f, "\n"
            "Not yet: top_p, top_k, min_p, penalties, logit_bias and logprobs.  A request that asks for one is refused\n"
@@ -65,31 +56,12 @@ static void usage(FILE *f) {
            "SIGTERM or SIGINT: no new connections, requests that run are finished; a second one ends them.\n");
 }
 
-static int unknown_flag(const char *name) {
-    int best = 0, least = INT_MAX;
-    for (int i = 0; i < FLAGS; i++) {
-        int d = nmk_distance(name, flags[i].name);
-        if (d < least) least = d, best = i;
-    }
-    if (*name != '-') return fprintf(stderr, "nmk-serve: %s: a flag was expected; --help lists them\n", name), 2;
-    return fprintf(stderr, "nmk-serve: unknown flag %s; the nearest is %s\n", name, flags[best].name), 2;
-}
-
-static bool read_int(const char *text, int64_t low, int64_t high, const char **end, int64_t *value) {
-    char *stop;
-    errno = 0;
-    long long v = strtoll(text, &stop, 10);
-    if (errno || stop == text || isspace((unsigned char)*text) || v < low || v > high) return false;
-    *end = stop, *value = v;
-    return true;
-}
-
 /* As vLLM reads lengths: k is 1000, K is 1024. */
 static bool read_length(const char *text, int64_t *value) {
     static const char units[] = "kKmM";
     static const int64_t times[] = {1000, 1024, 1000000, 1 << 20};
     const char *end, *unit;
-    if (!read_int(text, 1, INT_MAX, &end, value)) return false;
+    if (!nmk_flag_int(text, 1, INT_MAX, &end, value)) return false;
     if (!*end) return true;
     unit = strchr(units, *end);
     if (!unit || end[1]) return false;
@@ -97,19 +69,15 @@ static bool read_length(const char *text, int64_t *value) {
     return *value <= INT_MAX;
 }
 
-static int bad_value(const char *name, const char *value, const char *expected) {
-    return fprintf(stderr, "nmk-serve: %s %s: expected %s\n", name, value, expected), 2;
-}
-
 static int add_to(const char **list, int *count, int most, const char *name, const char *value) {
-    if (!*value) return bad_value(name, "''", "a text that is not empty");
+    if (!*value) return nmk_flag_bad(&flags, name, "''", "a text that is not empty");
     if (*count == most) return fprintf(stderr, "nmk-serve: %s: at most %d\n", name, most), 2;
     list[(*count)++] = value;
     return 0;
 }
 
-static int set_flag(settings *s, const char *name, const char *value) {
-    const char *end;
+static int set_flag(void *user, const char *name, const char *value) {
+    settings *s = user;
     int64_t seed;
     if (!strcmp(name, "--checkpoint")) return s->options.checkpoint = value, 0;
     if (!strcmp(name, "--device")) return s->options.device = value, 0;
@@ -119,15 +87,18 @@ static int set_flag(settings *s, const char *name, const char *value) {
     if (!strcmp(name, "--api-key")) return add_to(s->key, &s->keys, MOST_KEYS, name, value);
     if (!strcmp(name, "--served-model-name")) return add_to(s->name, &s->names, MOST_NAMES, name, value);
     if (!strcmp(name, "--port"))
-        return read_int(value, 0, 65535, &end, &s->port) && !*end ? 0 : bad_value(name, value, "0 to 65535");
+        return nmk_flag_int(value, 0, 65535, NULL, &s->port) ? 0 : nmk_flag_bad(&flags, name, value, "0 to 65535");
     if (!strcmp(name, "--max-model-len"))
-        return read_length(value, &s->max_len) ? 0 : bad_value(name, value, "a number of tokens, such as 8192 or 8K");
-    if (!strcmp(name, "--max-num-seqs"))
-        return read_int(value, 1, INT_MAX, &end, &s->max_rows) && !*end
+        return read_length(value, &s->max_len)
                    ? 0
-                   : bad_value(name, value, "a whole number from 1");
+                   : nmk_flag_bad(&flags, name, value, "a number of tokens, such as 8192 or 8K");
+    if (!strcmp(name, "--max-num-seqs"))
+        return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_rows)
+                   ? 0
+                   : nmk_flag_bad(&flags, name, value, "a whole number from 1");
     if (!strcmp(name, "--random-weights")) {
-        if (!read_int(value, 0, INT64_MAX, &end, &seed) || *end) return bad_value(name, value, "a whole number from 0");
+        if (!nmk_flag_int(value, 0, INT64_MAX, NULL, &seed))
+            return nmk_flag_bad(&flags, name, value, "a whole number from 0");
         s->options.random_weights = true, s->options.weights_seed = (uint64_t)seed;
         return 0;
     }
@@ -137,20 +108,7 @@ static int set_flag(settings *s, const char *name, const char *value) {
 
 /* 0, or 2 with a message. */
 static int read_flags(settings *s, int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        char name[64];
-        const char *equal = strchr(argv[i], '=');
-        size_t length = equal ? (size_t)(equal - argv[i]) : strlen(argv[i]);
-        snprintf(name, sizeof name, "%.*s", length < sizeof name ? (int)length : (int)sizeof name - 1, argv[i]);
-        int f = 0;
-        while (f < FLAGS && strcmp(name, flags[f].name)) f++;
-        if (f == FLAGS) return unknown_flag(name);
-        const char *value = equal ? equal + 1 : NULL;
-        if (!flags[f].value && value) return fprintf(stderr, "nmk-serve: %s takes no value\n", name), 2;
-        if (flags[f].value && !value && ++i == argc)
-            return fprintf(stderr, "nmk-serve: %s needs a value: %s\n", name, flags[f].value), 2;
-        if (set_flag(s, name, flags[f].value && !value ? argv[i] : value)) return 2;
-    }
+    if (nmk_flags_read(&flags, argc, argv, set_flag, s)) return 2;
     if (s->help || s->version) return 0;
     if (!s->options.checkpoint && !s->options.random_weights)
         return fprintf(stderr, "nmk-serve: --checkpoint DIR is needed (or --random-weights SEED)\n"), 2;

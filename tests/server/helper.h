@@ -2,29 +2,12 @@
 #ifndef NMK_TEST_SERVER_HELPER_H
 #define NMK_TEST_SERVER_HELPER_H
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "tokenizer.h"
-
-static int failures;
-
-/* One case: ok, or not ok with the reason. */
-__attribute__((format(printf, 3, 4), unused)) static void result(bool good, const char *name, const char *why, ...) {
-    printf("%s - %s", good ? "ok" : "not ok", name);
-    if (!good) {
-        va_list args;
-        va_start(args, why);
-        printf(": ");
-        vprintf(why, args);
-        va_end(args);
-        failures++;
-    }
-    printf("\n");
-    fflush(stdout);
-}
 
 __attribute__((noreturn, unused)) static void die(const char *why) {
     printf("not ok - set-up: %s\n", why);
@@ -34,8 +17,8 @@ __attribute__((noreturn, unused)) static void die(const char *why) {
 /* The buffer holds exactly this text; empties it. */
 __attribute__((unused)) static void same(const char *name, nmk_buf *got, const char *wanted) {
     const char *text = got->data ? got->data : "";
-    result(got->length == strlen(wanted) && !memcmp(text, wanted, got->length), name, "got\n  %s\nwanted\n  %s", text,
-           wanted);
+    check(got->length == strlen(wanted) && !memcmp(text, wanted, got->length), name, "got\n  %s\nwanted\n  %s", text,
+          wanted);
     nmk_buf_free(got);
 }
 

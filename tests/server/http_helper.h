@@ -6,28 +6,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "util.h"
-
-static int failures;
-
-__attribute__((format(printf, 3, 4), unused)) static bool check(bool good, const char *name, const char *why, ...) {
-    va_list args;
-    va_start(args, why);
-    printf("%s - %s", good ? "ok" : "not ok", name);
-    if (!good) printf(": "), vprintf(why, args), failures++;
-    printf("\n");
-    fflush(stdout);
-    va_end(args);
-    return good;
-}
+#include "check.h"
 
 /* Text in a failure: control characters shown. */
 __attribute__((unused)) static const char *shown(const char *s) {

@@ -105,8 +105,8 @@ static void says_with(nmk_parser_options options, int start, const char *name, c
         good = got == ended && !t.empty && !strcmp(t.text.data ? t.text.data : "", wanted) && !repeated;
         nmk_ids_free(&ids);
     }
-    result(good, name, "got\n  %s\nwanted\n  %s%s%s", t.text.data ? t.text.data : "", wanted,
-           t.empty ? "\nsomething said nothing" : "", repeated ? "\ntwo calls have one id" : "");
+    check(good, name, "got\n  %s\nwanted\n  %s%s%s", t.text.data ? t.text.data : "", wanted,
+          t.empty ? "\nsomething said nothing" : "", repeated ? "\ntwo calls have one id" : "");
     nmk_buf_free(&t.text);
 }
 
@@ -246,7 +246,7 @@ static void cut(void) {
         if (!good) printf("# after %zu tokens: %s\n", n, got);
         nmk_buf_free(&t.text);
     }
-    result(good && complete && partial, "a call cut anywhere", "%d complete, %d partial", complete, partial);
+    check(good && complete && partial, "a call cut anywhere", "%d complete, %d partial", complete, partial);
     nmk_ids_free(&ids);
 }
 
@@ -281,7 +281,7 @@ static void options(void) {
     good = good && nmk_parser_add(p, ids.id[0]) == NMK_BLOCK_ANSWER;
     nmk_parser_add(p, markers.start_action);
     good = good && nmk_parser_add(p, ids.id[0]) == NMK_BLOCK_ACTION && nmk_parser_reasoning_tokens(p) == 1;
-    result(good, "the block of each token", "another");
+    check(good, "the block of each token", "another");
     nmk_parser_free(p);
     nmk_buf_free(&t.text);
 
@@ -334,7 +334,7 @@ static void golden(const char *prompt, const char *wanted, nmk_ended ended) {
         }
         nmk_parser_end(p);
         close_text(&t);
-        result(nmk_parser_ended(p, !ends) == ended, prompt, "ended with %d", nmk_parser_ended(p, !ends));
+        check(nmk_parser_ended(p, !ends) == ended, prompt, "ended with %d", nmk_parser_ended(p, !ends));
         same(prompt, &t.text, wanted);
         nmk_parser_free(p);
         nmk_ids_free(&ids);
@@ -402,14 +402,14 @@ static void anything(void) {
         nmk_ids_free(&one);
         nmk_ids_free(&two);
     }
-    result(good && calls > 200, "any text, however cut into tokens, is told the same", "%d calls", calls);
+    check(good && calls > 200, "any text, however cut into tokens, is told the same", "%d calls", calls);
 
     told t;
     nmk_parser *p = parser(THINKING, (nmk_parser_options){0}, &t);
     for (int i = 0; i < 300000; i++)
         nmk_parser_add(p, (int32_t)chance((unsigned)nmk_tokenizer_size(tokenizer) + 10) - 5);
     nmk_parser_end(p);
-    result(!t.empty, "any tokens at all", "something said nothing, or half a character");
+    check(!t.empty, "any tokens at all", "something said nothing, or half a character");
     nmk_parser_free(p);
     nmk_buf_free(&t.text);
 }
@@ -428,8 +428,8 @@ static void long_call(void) {
         for (size_t i = 0; i < ids.count; i++) nmk_parser_add(p, ids.id[i]);
     nmk_parser_end(p);
     double seconds = (double)(nmk_now_ns() - start) * 1e-9;
-    result(t.text.length > 2200000 && seconds < 10, "2 MB of arguments take linear time", "%zu bytes, %g s",
-           t.text.length, seconds);
+    check(t.text.length > 2200000 && seconds < 10, "2 MB of arguments take linear time", "%zu bytes, %g s",
+          t.text.length, seconds);
     nmk_parser_free(p);
     nmk_buf_free(&t.text);
     nmk_ids_free(&ids);

@@ -46,7 +46,7 @@ static void random_strings(void) {
         json_object_put(o);
         nmk_buf_free(&b);
     }
-    result(good, "random bytes become valid JSON strings that say the same", "one does not");
+    check(good, "random bytes become valid JSON strings that say the same", "one does not");
 }
 
 static void errors(void) {
@@ -77,13 +77,13 @@ static void ids(void) {
         for (int k = 0; k < i; k++)
             if (!strcmp(id[i], id[k])) good = false;
     }
-    result(good, "ids differ", "%s", id[0]);
+    check(good, "ids differ", "%s", id[0]);
     nmk_reply r;
     nmk_reply_init(&r, NMK_REPLY_CHAT, "m");
-    result(!strncmp(r.id, "chatcmpl-", 9) && r.created > 1700000000, "a chat's id and time", "%s %lld", r.id,
-           (long long)r.created);
+    check(!strncmp(r.id, "chatcmpl-", 9) && r.created > 1700000000, "a chat's id and time", "%s %lld", r.id,
+          (long long)r.created);
     nmk_reply_init(&r, NMK_REPLY_TEXT, "m");
-    result(!strncmp(r.id, "cmpl-", 5), "a completion's id", "%s", r.id);
+    check(!strncmp(r.id, "cmpl-", 5), "a completion's id", "%s", r.id);
 }
 
 static void chat_stream(void) {

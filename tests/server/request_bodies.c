@@ -36,9 +36,9 @@ static void refused(nmk_body body, const char *text, const char *param, const ch
     int rc = nmk_request_parse(&r, body, text, strlen(text), &limits, &e);
     char name[128];
     snprintf(name, sizeof name, "refused: %.100s", text);
-    result(rc == -1 && e.status == 400 && !strcmp(e.param, param) && e.code && !strcmp(e.code, code) &&
-               !strcmp(e.message, message) && !r.root,
-           name, "%d %d, param \"%s\", code %s, \"%s\"", rc, e.status, e.param, e.code ? e.code : "null", e.message);
+    check(rc == -1 && e.status == 400 && !strcmp(e.param, param) && e.code && !strcmp(e.code, code) &&
+              !strcmp(e.message, message) && !r.root,
+          name, "%d %d, param \"%s\", code %s, \"%s\"", rc, e.status, e.param, e.code ? e.code : "null", e.message);
     if (!rc) nmk_request_free(&r);
 }
 
@@ -64,20 +64,20 @@ static bool json_is(struct json_object *o, const char *wanted) {
 static void defaults(void) {
     nmk_api_request r = chat("");
     const nmk_sampling *s = &r.sampling;
-    result(s->temperature == 1 && s->top_p == 1 && s->min_p == 0 && s->top_k == 0 && s->presence_penalty == 0 &&
-               s->frequency_penalty == 0 && s->repetition_penalty == 1 && s->n == 1 && !s->seeded &&
-               s->logprobs == -1 && !s->stop_count && !s->stop_id_count && !s->bias_count && !s->keep_stop &&
-               !s->ignore_eos && s->min_tokens == 0 && s->max_tokens == 0,
-           "defaults of the sampling", "they differ");
-    result(!r.model && !r.stream && !r.include_usage && !r.tools && !r.tool_choice_none && r.parallel_tool_calls &&
-               r.include_reasoning && !r.reasoning_effort && !r.chat_template_kwargs && r.add_generation_prompt &&
-               !r.add_special_tokens && r.skip_special_tokens && !r.echo && !r.cache_salt && r.messages,
-           "defaults of a chat", "they differ");
+    check(s->temperature == 1 && s->top_p == 1 && s->min_p == 0 && s->top_k == 0 && s->presence_penalty == 0 &&
+              s->frequency_penalty == 0 && s->repetition_penalty == 1 && s->n == 1 && !s->seeded && s->logprobs == -1 &&
+              !s->stop_count && !s->stop_id_count && !s->bias_count && !s->keep_stop && !s->ignore_eos &&
+              s->min_tokens == 0 && s->max_tokens == 0,
+          "defaults of the sampling", "they differ");
+    check(!r.model && !r.stream && !r.include_usage && !r.tools && !r.tool_choice_none && r.parallel_tool_calls &&
+              r.include_reasoning && !r.reasoning_effort && !r.chat_template_kwargs && r.add_generation_prompt &&
+              !r.add_special_tokens && r.skip_special_tokens && !r.echo && !r.cache_salt && r.messages,
+          "defaults of a chat", "they differ");
     nmk_request_free(&r);
 
     r = completion("");
-    result(r.sampling.max_tokens == 16 && r.add_special_tokens && r.prompt_count == 1 && r.prompt[0].text.bytes == 2,
-           "defaults of a completion", "they differ");
+    check(r.sampling.max_tokens == 16 && r.add_special_tokens && r.prompt_count == 1 && r.prompt[0].text.bytes == 2,
+          "defaults of a completion", "they differ");
     nmk_request_free(&r);
 
     r = chat("\"model\":null,\"temperature\":null,\"top_p\":null,\"n\":null,\"stream\":null,\"stream_options\":null,"
@@ -85,14 +85,14 @@ static void defaults(void) {
              "\"top_logprobs\":null,\"max_tokens\":null,\"max_completion_tokens\":null,\"response_format\":null,"
              "\"reasoning_effort\":null,\"chat_template_kwargs\":null,\"parallel_tool_calls\":null,\"user\":null,"
              "\"stop_token_ids\":null,\"guided_json\":null,\"presence_penalty\":null");
-    result(r.sampling.temperature == 1 && r.sampling.n == 1 && r.sampling.max_tokens == 0 && r.parallel_tool_calls,
-           "null means the default", "it does not");
+    check(r.sampling.temperature == 1 && r.sampling.n == 1 && r.sampling.max_tokens == 0 && r.parallel_tool_calls,
+          "null means the default", "it does not");
     nmk_request_free(&r);
 
     r = chat("\"user\":\"u\",\"metadata\":{\"a\":\"b\"},\"store\":true,\"service_tier\":\"auto\",\"verbosity\":\"low\","
              "\"functions\":[],\"function_call\":\"auto\",\"modalities\":[\"text\"],\"prediction\":{},\"xyzzy\":[[{}]],"
              "\"prompt_cache_key\":\"k\",\"safety_identifier\":\"s\",\"web_search_options\":{}");
-    result(r.messages != NULL, "what nobody knows is tolerated", "it is not");
+    check(r.messages != NULL, "what nobody knows is tolerated", "it is not");
     nmk_request_free(&r);
 }
 
@@ -106,45 +106,45 @@ static void sampling(void) {
              "\"stream\":true,\"stream_options\":{\"include_usage\":true,\"x\":1},\"reasoning_effort\":\"none\","
              "\"chat_template_kwargs\":{\"reasoning\":false},\"parallel_tool_calls\":false,\"cache_salt\":\"s\"");
     const nmk_sampling *s = &r.sampling;
-    result(s->temperature == 0 && s->top_p == 0.95 && s->top_k == 0 && s->min_p == 0.05 && s->presence_penalty == -2 &&
-               s->frequency_penalty == 2 && s->repetition_penalty == 1.1 && s->n == 3 && s->seeded && s->seed == -7,
-           "numbers", "they differ");
-    result(s->stop_count == 2 && s->stop[0].bytes == 1 && s->stop[1].bytes == 3 &&
-               !memcmp(s->stop[1].data, "\xc3\xa9\0", 3) && s->keep_stop && s->stop_id_count == 2 &&
-               s->stop_id[0] == 4 && s->stop_id[1] == 2 && s->ignore_eos && s->min_tokens == 2 && s->max_tokens == 5,
-           "stops", "they differ");
-    result(s->bias_count == 2 && s->bias[0].token == 7 && s->bias[0].bias == 1.5f && s->bias[1].token == 50 &&
-               s->bias[1].bias == -100 && s->logprobs == 5,
-           "bias and logprobs", "they differ");
-    result(!strcmp(r.model, "m") && r.stream && r.include_usage && !strcmp(r.reasoning_effort, "none") &&
-               json_is(r.chat_template_kwargs, "{\"reasoning\":false,\"reasoning_effort\":\"none\"}") &&
-               !r.parallel_tool_calls && !strcmp(r.cache_salt, "s"),
-           "the rest of a chat", "it differs");
+    check(s->temperature == 0 && s->top_p == 0.95 && s->top_k == 0 && s->min_p == 0.05 && s->presence_penalty == -2 &&
+              s->frequency_penalty == 2 && s->repetition_penalty == 1.1 && s->n == 3 && s->seeded && s->seed == -7,
+          "numbers", "they differ");
+    check(s->stop_count == 2 && s->stop[0].bytes == 1 && s->stop[1].bytes == 3 &&
+              !memcmp(s->stop[1].data, "\xc3\xa9\0", 3) && s->keep_stop && s->stop_id_count == 2 &&
+              s->stop_id[0] == 4 && s->stop_id[1] == 2 && s->ignore_eos && s->min_tokens == 2 && s->max_tokens == 5,
+          "stops", "they differ");
+    check(s->bias_count == 2 && s->bias[0].token == 7 && s->bias[0].bias == 1.5f && s->bias[1].token == 50 &&
+              s->bias[1].bias == -100 && s->logprobs == 5,
+          "bias and logprobs", "they differ");
+    check(!strcmp(r.model, "m") && r.stream && r.include_usage && !strcmp(r.reasoning_effort, "none") &&
+              json_is(r.chat_template_kwargs, "{\"reasoning\":false,\"reasoning_effort\":\"none\"}") &&
+              !r.parallel_tool_calls && !strcmp(r.cache_salt, "s"),
+          "the rest of a chat", "it differs");
     nmk_request_free(&r);
 
     r = chat("\"reasoning_effort\":\"high\"");
-    result(json_is(r.chat_template_kwargs, "{\"reasoning_effort\":\"high\"}"), "reasoning_effort goes to the template",
-           "it does not");
+    check(json_is(r.chat_template_kwargs, "{\"reasoning_effort\":\"high\"}"), "reasoning_effort goes to the template",
+          "it does not");
     nmk_request_free(&r);
     r = chat("\"reasoning_effort\":\"high\",\"chat_template_kwargs\":{\"reasoning_effort\":\"none\"}");
-    result(json_is(r.chat_template_kwargs, "{\"reasoning_effort\":\"none\"}"), "unless the template was given one",
-           "another");
+    check(json_is(r.chat_template_kwargs, "{\"reasoning_effort\":\"none\"}"), "unless the template was given one",
+          "another");
     nmk_request_free(&r);
 
     r = chat("\"max_tokens\":5,\"max_completion_tokens\":7,\"stop\":\"END\",\"logprobs\":true,\"top_k\":40");
-    result(r.sampling.max_tokens == 7 && r.sampling.stop_count == 1 && r.sampling.logprobs == 0 &&
-               r.sampling.top_k == 40,
-           "max_completion_tokens, one stop string", "they differ");
+    check(r.sampling.max_tokens == 7 && r.sampling.stop_count == 1 && r.sampling.logprobs == 0 &&
+              r.sampling.top_k == 40,
+          "max_completion_tokens, one stop string", "they differ");
     nmk_request_free(&r);
     r = chat("\"logprobs\":false,\"top_logprobs\":0,\"stop\":[],\"tools\":[],\"guided_regex\":\"\","
              "\"response_format\":{\"type\":\"text\"},\"continue_final_message\":false,\"tool_choice\":\"none\"");
-    result(r.sampling.logprobs == -1 && !r.sampling.stop_count && !r.tools && r.tool_choice_none,
-           "what asks for nothing", "it is not nothing");
+    check(r.sampling.logprobs == -1 && !r.sampling.stop_count && !r.tools && r.tool_choice_none,
+          "what asks for nothing", "it is not nothing");
     nmk_request_free(&r);
     r = completion(
         "\"logprobs\":2,\"echo\":false,\"max_tokens\":1,\"best_of\":1,\"suffix\":\"\",\"add_special_tokens\":false");
-    result(r.sampling.logprobs == 2 && r.sampling.max_tokens == 1 && !r.add_special_tokens, "a completion's fields",
-           "they differ");
+    check(r.sampling.logprobs == 2 && r.sampling.max_tokens == 1 && !r.add_special_tokens, "a completion's fields",
+          "they differ");
     nmk_request_free(&r);
 }
 
@@ -157,34 +157,34 @@ static void configured(void) {
     if (nmk_request_defaults(&limits, config, &e)) die(e.text);
     json_object_put(config);
     nmk_api_request r = chat("\"top_k\":null,\"top_p\":1");
-    result(r.sampling.temperature == 0.6 && r.sampling.top_p == 1 && r.sampling.top_k == 20 && r.sampling.min_p == 0 &&
-               r.sampling.repetition_penalty == 1.05 && r.sampling.max_tokens == 100,
-           "generation_config.json gives the defaults", "temperature %g, top_k %d, max_tokens %d",
-           r.sampling.temperature, r.sampling.top_k, r.sampling.max_tokens);
+    check(r.sampling.temperature == 0.6 && r.sampling.top_p == 1 && r.sampling.top_k == 20 && r.sampling.min_p == 0 &&
+              r.sampling.repetition_penalty == 1.05 && r.sampling.max_tokens == 100,
+          "generation_config.json gives the defaults", "temperature %g, top_k %d, max_tokens %d",
+          r.sampling.temperature, r.sampling.top_k, r.sampling.max_tokens);
     nmk_request_free(&r);
     limits = old;
     text = "{\"do_sample\":false}";
     config = nmk_json_parse(text, strlen(text), &e);
     nmk_request_defaults(&limits, config, &e);
-    result(limits.defaults.temperature == 0, "do_sample false is greedy", "%g", limits.defaults.temperature);
+    check(limits.defaults.temperature == 0, "do_sample false is greedy", "%g", limits.defaults.temperature);
     json_object_put(config);
     limits = old;
     text = "{\"top_p\":7}";
     config = nmk_json_parse(text, strlen(text), &e);
     bool bad = nmk_request_defaults(&limits, config, &e) == -1;
-    result(bad && !strcmp(e.text, "top_p: Invalid value for 'top_p': expected at least 0 and at most 1, but got 7."),
-           "a bad generation_config.json is refused", "%s", e.text);
+    check(bad && !strcmp(e.text, "top_p: Invalid value for 'top_p': expected at least 0 and at most 1, but got 7."),
+          "a bad generation_config.json is refused", "%s", e.text);
     json_object_put(config);
     limits = old;
     nmk_request_defaults(&limits, NULL, &e);
-    result(limits.defaults.top_p == 1, "no generation_config.json is fine", "%g", limits.defaults.top_p);
+    check(limits.defaults.top_p == 1, "no generation_config.json is fine", "%g", limits.defaults.top_p);
 }
 
 static void messages_are(const char *name, const char *messages, const char *wanted) {
     char *text = xasprintf("{\"messages\":%s}", messages);
     nmk_api_request r = parse(NMK_BODY_CHAT, text);
-    result(json_is(r.messages, wanted), name, "got %s",
-           json_object_to_json_string_ext(r.messages, JSON_C_TO_STRING_PLAIN));
+    check(json_is(r.messages, wanted), name, "got %s",
+          json_object_to_json_string_ext(r.messages, JSON_C_TO_STRING_PLAIN));
     nmk_request_free(&r);
     free(text);
 }
@@ -232,39 +232,39 @@ static void messages(void) {
         "\"tool_choice\":\"auto\",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":null,"
         "\"strict\":true,\"parameters\":{\"$schema\":\"s\",\"type\":\"object\",\"maximum\":9007199254740991}}},"
         "{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]");
-    result(r.tools && json_object_array_length(r.tools) == 2 && !r.tool_choice_none, "tools", "they are not there");
+    check(r.tools && json_object_array_length(r.tools) == 2 && !r.tool_choice_none, "tools", "they are not there");
     nmk_request_free(&r);
 }
 
 static void prompts(void) {
     nmk_api_request r = parse(NMK_BODY_COMPLETION, "{\"prompt\":[\"a\",\"\",\"b\\u0000c\"]}");
-    result(r.prompt_count == 3 && r.prompt[1].text.data && r.prompt[2].text.bytes == 3, "several prompts", "%d",
-           r.prompt_count);
+    check(r.prompt_count == 3 && r.prompt[1].text.data && r.prompt[2].text.bytes == 3, "several prompts", "%d",
+          r.prompt_count);
     nmk_request_free(&r);
     r = parse(NMK_BODY_COMPLETION, "{\"prompt\":[1,2,3]}");
-    result(r.prompt_count == 1 && !r.prompt[0].text.data && r.prompt[0].ids.count == 3 && r.prompt[0].ids.id[2] == 3,
-           "token ids", "%d", r.prompt_count);
+    check(r.prompt_count == 1 && !r.prompt[0].text.data && r.prompt[0].ids.count == 3 && r.prompt[0].ids.id[2] == 3,
+          "token ids", "%d", r.prompt_count);
     nmk_request_free(&r);
     r = parse(NMK_BODY_COMPLETION, "{\"prompt\":[[1],[2,4095],\"mixed\"]}");
-    result(r.prompt_count == 3 && r.prompt[1].ids.count == 2 && r.prompt[2].text.bytes == 5, "lists of token ids", "%d",
-           r.prompt_count);
+    check(r.prompt_count == 3 && r.prompt[1].ids.count == 2 && r.prompt[2].text.bytes == 5, "lists of token ids", "%d",
+          r.prompt_count);
     nmk_request_free(&r);
 
     r = parse(NMK_BODY_TOKENIZE, "{\"model\":\"m\",\"prompt\":\"Hi\",\"return_token_strs\":true}");
-    result(r.prompt_count == 1 && r.add_special_tokens && r.token_strings, "/tokenize with a prompt", "other fields");
+    check(r.prompt_count == 1 && r.add_special_tokens && r.token_strings, "/tokenize with a prompt", "other fields");
     nmk_request_free(&r);
     r = parse(NMK_BODY_TOKENIZE,
               "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"Hi\"}]}],"
               "\"add_generation_prompt\":false}");
-    result(json_is(r.messages, "[{\"role\":\"user\",\"content\":\"Hi\"}]") && !r.add_special_tokens &&
-               !r.add_generation_prompt,
-           "/tokenize with messages", "other fields");
+    check(json_is(r.messages, "[{\"role\":\"user\",\"content\":\"Hi\"}]") && !r.add_special_tokens &&
+              !r.add_generation_prompt,
+          "/tokenize with messages", "other fields");
     nmk_request_free(&r);
     r = parse(NMK_BODY_DETOKENIZE, "{\"tokens\":[1,2]}");
-    result(r.tokens.count == 2 && r.tokens.id[1] == 2, "/detokenize", "other tokens");
+    check(r.tokens.count == 2 && r.tokens.id[1] == 2, "/detokenize", "other tokens");
     nmk_request_free(&r);
     r = parse(NMK_BODY_DETOKENIZE, "{\"tokens\":[]}");
-    result(!r.tokens.count, "/detokenize of nothing", "tokens");
+    check(!r.tokens.count, "/detokenize of nothing", "tokens");
     nmk_request_free(&r);
 }
 
@@ -420,24 +420,24 @@ static void refusals(void) {
 static void context(void) {
     nmk_api_request r = chat("\"max_tokens\":32000");
     nmk_api_error e;
-    result(nmk_request_fit(&r, 4000, 4096, &e) == 96, "max_tokens is a cap", "it is not");
-    result(nmk_request_fit(&r, 4095, 4096, &e) == 1, "one token is left", "it is not");
-    result(nmk_request_fit(&r, 10, 100000, &e) == 32000, "max_tokens", "something else");
+    check(nmk_request_fit(&r, 4000, 4096, &e) == 96, "max_tokens is a cap", "it is not");
+    check(nmk_request_fit(&r, 4095, 4096, &e) == 1, "one token is left", "it is not");
+    check(nmk_request_fit(&r, 10, 100000, &e) == 32000, "max_tokens", "something else");
     int rc = nmk_request_fit(&r, 4096, 4096, &e);
-    result(rc == -1 && e.status == 400 && !strcmp(e.param, "messages") && !strcmp(e.code, "context_length_exceeded") &&
-               !strcmp(e.message,
-                       "This model's maximum context length is 4096 tokens. However, your messages resulted in "
-                       "4096 tokens, which leaves no room for an answer. Please reduce the length of the "
-                       "messages."),
-           "a prompt that does not fit", "%s", e.message);
-    result(nmk_request_fit(&r, 0, 4096, &e) == -1 && e.status == 400, "a prompt of no tokens", "%s", e.message);
+    check(rc == -1 && e.status == 400 && !strcmp(e.param, "messages") && !strcmp(e.code, "context_length_exceeded") &&
+              !strcmp(e.message,
+                      "This model's maximum context length is 4096 tokens. However, your messages resulted in "
+                      "4096 tokens, which leaves no room for an answer. Please reduce the length of the "
+                      "messages."),
+          "a prompt that does not fit", "%s", e.message);
+    check(nmk_request_fit(&r, 0, 4096, &e) == -1 && e.status == 400, "a prompt of no tokens", "%s", e.message);
     nmk_request_free(&r);
     r = chat("\"model\":\"gpt-4\"");
-    result(nmk_request_fit(&r, 10, 100, &e) == 90, "all that is left", "it is not");
+    check(nmk_request_fit(&r, 10, 100, &e) == 90, "all that is left", "it is not");
     rc = nmk_request_no_model(&r, &e);
-    result(rc == -1 && e.status == 404 && !strcmp(e.code, "model_not_found") &&
-               !strcmp(e.message, "The model 'gpt-4' does not exist."),
-           "another model", "%s", e.message);
+    check(rc == -1 && e.status == 404 && !strcmp(e.code, "model_not_found") &&
+              !strcmp(e.message, "The model 'gpt-4' does not exist."),
+          "another model", "%s", e.message);
     nmk_request_free(&r);
 }
 
@@ -594,8 +594,8 @@ static void anything(void) {
         }
         nmk_buf_free(&b);
     }
-    result(good && taken > rounds / 20, "random bodies are taken or refused, never more", "%d of %d taken", taken,
-           rounds);
+    check(good && taken > rounds / 20, "random bodies are taken or refused, never more", "%d of %d taken", taken,
+          rounds);
 }
 
 static void large(void) {
@@ -607,8 +607,7 @@ static void large(void) {
     nmk_api_request r = parse(NMK_BODY_CHAT, b.data);
     double seconds = (double)(nmk_now_ns() - start) * 1e-9;
     struct json_object *content = nmk_json_get(json_object_array_get_idx(r.messages, 0), "content");
-    result(json_object_get_string_len(content) == 200000 && seconds < 5, "many parts take linear time", "%g s",
-           seconds);
+    check(json_object_get_string_len(content) == 200000 && seconds < 5, "many parts take linear time", "%g s", seconds);
     nmk_request_free(&r);
     nmk_buf_free(&b);
 }

@@ -35,8 +35,8 @@ static void literal(const char *name, const char *text, const char *const *list,
         feed(text, strings, count, keep, piece, &out, &got);
         bool good = out.length == strlen(wanted) && !memcmp(out.data ? out.data : "", wanted, out.length) && got == met;
         if (!good || piece == strlen(text))
-            result(good, name, "pieces of %zu: got \"%s\" (string %d), wanted \"%s\" (%d)", piece,
-                   out.data ? out.data : "", got, wanted, met);
+            check(good, name, "pieces of %zu: got \"%s\" (string %d), wanted \"%s\" (%d)", piece,
+                  out.data ? out.data : "", got, wanted, met);
         nmk_buf_free(&out);
         if (!good) return;
     }
@@ -84,8 +84,8 @@ static void random_texts(void) {
         if (!nmk_utf8_valid(out.data ? out.data : "", out.length)) leaked = true;
         nmk_buf_free(&out);
     }
-    result(good && stopped > 1000, "random texts give what a plain search gives", "%d stopped", stopped);
-    result(!leaked, "no half characters come out", "one did");
+    check(good && stopped > 1000, "random texts give what a plain search gives", "%d stopped", stopped);
+    check(!leaked, "no half characters come out", "one did");
 }
 
 static void held_back(void) {
@@ -104,13 +104,13 @@ static void held_back(void) {
 
     s = nmk_stop_new(strings, 1, false);
     bool stopped = nmk_stop_add(s, "a</answer>b", 11, false, &out);
-    result(!stopped, "before min_tokens a stop string is text", "it stopped");
+    check(!stopped, "before min_tokens a stop string is text", "it stopped");
     same("and all of it comes out", &out, "a</answer>b");
     stopped = nmk_stop_add(s, "</answ", 6, false, &out) || !nmk_stop_add(s, "er>c", 4, true, &out);
-    result(!stopped, "one that is complete after min_tokens stops", "it did not");
+    check(!stopped, "one that is complete after min_tokens stops", "it did not");
     same("what it held is gone", &out, "");
     stopped = nmk_stop_add(s, "more", 4, true, &out);
-    result(stopped && !out.length, "nothing follows a stop", "something did");
+    check(stopped && !out.length, "nothing follows a stop", "something did");
     nmk_stop_end(s, &out);
     same("not even at the end", &out, "");
     nmk_stop_free(s);
@@ -134,7 +134,7 @@ static void long_text(void) {
     uint64_t start = nmk_now_ns();
     for (size_t i = 0; i < BYTES; i += 1024) nmk_stop_add(s, text + i, 1024, true, &out);
     double seconds = (double)(nmk_now_ns() - start) * 1e-9;
-    result(out.length == BYTES - 4095 && seconds < 5, "the worst text takes linear time", "%g s", seconds);
+    check(out.length == BYTES - 4095 && seconds < 5, "the worst text takes linear time", "%g s", seconds);
     nmk_buf_free(&out);
     nmk_stop_free(s);
     free(text);

@@ -28,8 +28,8 @@ static void compare(const char *name, const nmk_buf *got, struct json_object *ex
     size_t n = (size_t)json_object_get_string_len(expected), i = 0;
     while (i < n && i < got->length && want[i] == have[i]) i++;
     size_t from = i > 30 ? i - 30 : 0;
-    result(n == got->length && i == n, name, "byte %zu: expected ...%.60s, found ...%.60s", i, want + from,
-           from <= got->length ? have + from : "");
+    check(n == got->length && i == n, name, "byte %zu: expected ...%.60s, found ...%.60s", i, want + from,
+          from <= got->length ? have + from : "");
 }
 
 static void render_case(struct json_object *one) {
@@ -59,7 +59,7 @@ static void render_case(struct json_object *one) {
     free(file);
     if (!rc) rc = nmk_template_render(t, &in, &out, &e);
     if (!error && rc) {
-        result(false, name, "%s", e.text);
+        check(false, name, "%s", e.text);
     } else if (!error) {
         compare(name, &out, text);
     } else {
@@ -68,8 +68,8 @@ static void render_case(struct json_object *one) {
         snprintf(begin, sizeof begin, "chat template: line %d: ", json_object_get_int(nmk_json_get(one, "line")));
         const char *words = text_of(one, "words");
         bool good = rc && !strncmp(e.text, begin, strlen(begin)) && (!words || !strcmp(e.text + strlen(begin), words));
-        result(good && !out.length, name, "expected %s%s, found %s", begin,
-               words ? words : json_object_get_string(error), rc ? e.text : out.data);
+        check(good && !out.length, name, "expected %s%s, found %s", begin,
+              words ? words : json_object_get_string(error), rc ? e.text : out.data);
     }
     nmk_template_free(t);
     nmk_buf_free(&out);
@@ -80,7 +80,7 @@ static void goldens(void) {
     nmk_template *t = NULL;
     nmk_err e = {""};
     if (nmk_template_load(TOY, NULL, &t, &e)) {
-        result(false, "the toy's template", "%s", e.text);
+        check(false, "the toy's template", "%s", e.text);
     } else {
         for (size_t i = 0; i < json_object_array_length(list); i++) {
             struct json_object *one = json_object_array_get_idx(list, i), *flags = nmk_json_get(one, "flags");
@@ -93,12 +93,12 @@ static void goldens(void) {
             char name[40];
             snprintf(name, sizeof name, "toy golden %zu", i);
             if (nmk_template_render(t, &in, &out, &e))
-                result(false, name, "%s", e.text);
+                check(false, name, "%s", e.text);
             else
                 compare(name, &out, nmk_json_get(one, "text"));
             nmk_buf_free(&out);
         }
-        result(json_object_array_length(list) >= 10, "there are goldens", "%zu", json_object_array_length(list));
+        check(json_object_array_length(list) >= 10, "there are goldens", "%zu", json_object_array_length(list));
     }
     nmk_template_free(t);
     json_object_put(tree);

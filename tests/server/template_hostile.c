@@ -48,7 +48,7 @@ static void refuse_with(const char *name, const char *source, size_t bytes, cons
     int rc = run(source, bytes, messages, &out, &e);
     double seconds = (double)(nmk_now_ns() - start) / 1e9;
     bool good = rc == -1 && !strncmp(e.text, expected, strlen(expected)) && !out.length && seconds < 60;
-    result(good, name, "expected %s, found %.200s after %.1f s", expected, rc ? e.text : "(accepted)", seconds);
+    check(good, name, "expected %s, found %.200s after %.1f s", expected, rc ? e.text : "(accepted)", seconds);
     nmk_buf_free(&out);
 }
 #define REFUSE(name, source, expected) refuse_with(name, source, strlen(source), "[]", "chat template: " expected)
@@ -137,8 +137,8 @@ static void deadline(void) {
     if (!t) die(e.text);
     uint64_t start = nmk_now_ns();
     int rc = nmk_template_render(t, &in, &out, &e);
-    result(rc && strstr(e.text, ": takes longer than 20 ms") && nmk_now_ns() - start < 2000000000, "a deadline", "%s",
-           e.text);
+    check(rc && strstr(e.text, ": takes longer than 20 ms") && nmk_now_ns() - start < 2000000000, "a deadline", "%s",
+          e.text);
     nmk_template_free(t);
     json_object_put(list);
     nmk_buf_free(&out);
@@ -186,8 +186,8 @@ static void escapes(void) {
     nmk_err e;
     const char *source = "{% set x = '\"] = 1 os.exit() --' %}{{ x }}\n]] .. os.exit() .. [[ \\ \"{{ '\\\\' }}";
     int rc = run(source, strlen(source), "[]", &out, &e);
-    result(!rc && !strcmp(out.data, "\"] = 1 os.exit() --\n]] .. os.exit() .. [[ \\ \"\\"), "text stays text", "%s",
-           rc ? e.text : out.data);
+    check(!rc && !strcmp(out.data, "\"] = 1 os.exit() --\n]] .. os.exit() .. [[ \\ \"\\"), "text stays text", "%s",
+          rc ? e.text : out.data);
     nmk_buf_free(&out);
 }
 
@@ -197,13 +197,13 @@ static void input(void) {
     nmk_buf out = {0};
     nmk_err e;
     int rc = run("a\0b{{ 'c\0d' }}", 14, "[]", &out, &e);
-    result(!rc && out.length == 6 && !memcmp(out.data, "a\0bc\0d", 6), "NUL in a template", "%s", e.text);
+    check(!rc && out.length == 6 && !memcmp(out.data, "a\0bc\0d", 6), "NUL in a template", "%s", e.text);
     nmk_buf_free(&out);
     rc = run("{{ messages[0].a }}{{ messages[0].a|length }}", 45, "[{\"a\":\"x\\u0000y\"}]", &out, &e);
-    result(!rc && out.length == 4 && !memcmp(out.data, "x\0y3", 4), "NUL in a message", "%s", e.text);
+    check(!rc && out.length == 4 && !memcmp(out.data, "x\0y3", 4), "NUL in a message", "%s", e.text);
     nmk_buf_free(&out);
     rc = run("", 0, "[]", &out, &e);
-    result(!rc && out.length == 0, "an empty template", "%s", e.text);
+    check(!rc && out.length == 0, "an empty template", "%s", e.text);
     nmk_buf_free(&out);
 
     /* A megabyte of message goes through. */
@@ -213,7 +213,7 @@ static void input(void) {
     nmk_buf_puts(&big, "\"}]");
     const char *source = "{% for m in messages %}{{ m.content|trim }}{{ m.content|length }}{{ m|tojson }}{% endfor %}";
     rc = run(source, strlen(source), big.data, &out, &e);
-    result(!rc && out.length > 2 << 20, "a large message", "%s", e.text);
+    check(!rc && out.length > 2 << 20, "a large message", "%s", e.text);
     nmk_buf_free(&big);
     nmk_buf_free(&out);
 
@@ -221,13 +221,13 @@ static void input(void) {
     if (nmk_template_compile("{{ a }}", 7, "chat template", NULL, &t, &e)) die(e.text);
     struct json_object *list = parsed("[]"), *object = parsed("{\"messages\":[1]}");
     nmk_template_input in = {.messages = object};
-    result(nmk_template_render(t, &in, &out, &e) && !strcmp(e.text, "messages: expected an array"),
-           "messages of a wrong type", "%s", e.text);
+    check(nmk_template_render(t, &in, &out, &e) && !strcmp(e.text, "messages: expected an array"),
+          "messages of a wrong type", "%s", e.text);
     in = (nmk_template_input){.messages = list, .tools = object};
-    result(nmk_template_render(t, &in, &out, &e) && !strcmp(e.text, "tools: expected an array"),
-           "tools of a wrong type", "%s", e.text);
+    check(nmk_template_render(t, &in, &out, &e) && !strcmp(e.text, "tools: expected an array"), "tools of a wrong type",
+          "%s", e.text);
     in = (nmk_template_input){.messages = list, .kwargs = object};
-    result(nmk_template_render(t, &in, &out, &e) == -1, "kwargs that replace the messages", "accepted");
+    check(nmk_template_render(t, &in, &out, &e) == -1, "kwargs that replace the messages", "accepted");
     nmk_buf_free(&out);
     json_object_put(list);
     json_object_put(object);
@@ -266,7 +266,7 @@ static void folder(const char *name, const char *jinja, const char *config, cons
         out.length = 0;
         nmk_buf_puts(&out, text);
     }
-    result(!strcmp(out.data, expected), name, "expected %s, found %s", expected, out.data);
+    check(!strcmp(out.data, expected), name, "expected %s, found %s", expected, out.data);
     nmk_template_free(t);
     nmk_buf_free(&out);
     json_object_put(list);
@@ -298,8 +298,8 @@ static void files(void) {
            "/tokenizer_config.json: chat_template: line 2: unexpected 'end of print statement'");
     nmk_template *t = NULL;
     nmk_err e = {""};
-    result(nmk_template_load("/nonexistent", NULL, &t, &e) == -1 && strstr(e.text, "/nonexistent"), "no such folder",
-           "%s", e.text);
+    check(nmk_template_load("/nonexistent", NULL, &t, &e) == -1 && strstr(e.text, "/nonexistent"), "no such folder",
+          "%s", e.text);
 }
 
 int main(void) {
