@@ -291,7 +291,7 @@ int nmk_engine_drop_row(nmk_engine *g, int row, nmk_err *e) {
 
 nmk_column nmk_column_idle(void) { return (nmk_column){.pos = -1}; }
 
-nmk_column nmk_column_decode(const nmk_request *rq, int c, int slot, int32_t token, int pos, int remaining) {
+nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_t token, int pos, int remaining) {
     /* What is colder is greedy: its noise is below the rounding of the logits, and logits divided by it may overflow. */
     static const float coldest = 1e-6f;
     return (nmk_column){.token = token,
@@ -301,9 +301,9 @@ nmk_column nmk_column_decode(const nmk_request *rq, int c, int slot, int32_t tok
                         .slot = slot,
                         .flags = 1,
                         .remaining = remaining,
-                        .temperature = rq->temperature < coldest ? 0 : rq->temperature,
-                        .seed_lo = (uint32_t)rq->seed,
-                        .seed_hi = (uint32_t)(rq->seed >> 32)};
+                        .temperature = sampler->temperature < coldest ? 0 : sampler->temperature,
+                        .seed_lo = (uint32_t)sampler->seed,
+                        .seed_hi = (uint32_t)(sampler->seed >> 32)};
 }
 
 int nmk_engine_set_columns(nmk_engine *g, const nmk_column column[NMK_COLUMNS], nmk_err *e) {
@@ -418,8 +418,9 @@ static int check_requests(const nmk_engine *g, const nmk_request *rq, int count,
                             rq[r].prompt_tokens, g->max_len);
         if (rq[r].max_tokens < 1)
             return nmk_fail(e, "prompt %d: max_tokens is %d, at least 1 is needed", r + 1, rq[r].max_tokens);
-        if (!(rq[r].temperature >= 0) || isinf(rq[r].temperature))
-            return nmk_fail(e, "prompt %d: temperature %g, expected 0 or more", r + 1, (double)rq[r].temperature);
+        if (!(rq[r].sampler.temperature >= 0) || isinf(rq[r].sampler.temperature))
+            return nmk_fail(e, "prompt %d: temperature %g, expected 0 or more", r + 1,
+                            (double)rq[r].sampler.temperature);
         for (int i = 0; i < rq[r].prompt_tokens; i++)
             if (rq[r].prompt[i] < 0 || rq[r].prompt[i] >= g->vocab)
                 return nmk_fail(e, "prompt %d: token %d is not in 0 to %d", r + 1, rq[r].prompt[i], g->vocab - 1);
@@ -486,7 +487,7 @@ static int deliver(batch *b, const int32_t *out, nmk_err *e) {
             rq->finish = NMK_FINISH_STOP;
         else if (rq->tokens == b->limit[r])
             rq->finish = NMK_FINISH_LENGTH;
-        if (b->on_token && b->on_token(b->user, r, token) && rq->finish == NMK_FINISH_NONE) {
+        if (b->on_token && b->on_token(b->user, r, token, NULL) && rq->finish == NMK_FINISH_NONE) {
             int32_t ended = -1; /* the machine stops the column too, a few steps later */
             uint64_t pos = g->params.control + offsetof(nmk_control, column) + sizeof(nmk_column) * (uint64_t)r +
                            offsetof(nmk_column, pos);
@@ -506,7 +507,7 @@ static int decode(batch *b, nmk_err *e) {
         if (r >= b->count) continue;
         const nmk_request *rq = &b->rq[r];
         int last = rq->prompt_tokens - 1;
-        column[r] = nmk_column_decode(rq, r, r, rq->prompt[last], last, b->limit[r]);
+        column[r] = nmk_column_decode(&rq->sampler, r, r, rq->prompt[last], last, b->limit[r]);
     }
     if (nmk_engine_set_columns(g, column, e)) return -1;
     uint64_t first = g->steps, number;

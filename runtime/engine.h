@@ -27,8 +27,8 @@ int nmk_engine_drop_row(nmk_engine *engine, int row, nmk_err *e);
 
 nmk_column nmk_column_idle(void); /* pos -1 */
 
-/* Column `c` goes on with `token` at `pos` of the row in `slot`, samples as the request asks, `remaining` times. */
-nmk_column nmk_column_decode(const nmk_request *rq, int c, int slot, int32_t token, int pos, int remaining);
+/* Column `c` goes on with `token` at `pos` of the row in `slot`, samples as asked, `remaining` times. */
+nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_t token, int pos, int remaining);
 
 /* Queued: the columns, or the whole control block, for the steps queued after it. */
 int nmk_engine_set_columns(nmk_engine *engine, const nmk_column column[NMK_COLUMNS], nmk_err *e);

@@ -47,18 +47,50 @@ typedef enum {
 } nmk_finish;
 
 typedef struct {
+    int32_t token;
+    float bias;
+} nmk_bias;
+
+enum { NMK_TOP_LOGPROBS = 20 }; /* most alternatives to a token */
+
+/* How tokens are drawn.  Applied in vLLM's order: bias, penalties, temperature, min_p, top_k, top_p; each of the last
+ * three keeps the most likely tokens, top_p by the mass of those that the other two left.  Logits closer than 2^-19
+ * after division by the temperature count as equal and stay or go together.  Zeroed: greedy,
+ * everything off. */
+typedef struct {
+    float temperature; /* 0: greedy; top_k, top_p and min_p then change nothing */
+    uint64_t seed;     /* same seed, same text, whatever else is in the batch */
+    int top_k;         /* 0: all */
+    float top_p;       /* 0 or 1: all */
+    float min_p;       /* least probability, in units of the most likely token's; 0: all */
+    float presence_penalty, frequency_penalty; /* of tokens generated; 0: off */
+    float repetition_penalty;                  /* of tokens in the prompt or generated; 0 or 1: off */
+    const nmk_bias *bias;                      /* added to logits; each token once */
+    int bias_count;
+    int logprobs; /* 0: none; n: of the token given and of the n - 1 most likely ones, n at most NMK_TOP_LOGPROBS + 1 */
+} nmk_sampler;
+
+/* Log-probabilities by the model alone: before bias, penalties and temperature. */
+typedef struct {
+    float chosen; /* of the token given */
+    int count;    /* alternatives, the most likely first */
+    int32_t id[NMK_TOP_LOGPROBS];
+    float logprob[NMK_TOP_LOGPROBS];
+} nmk_logprobs;
+
+typedef struct {
     const int32_t *prompt; /* token ids */
     int prompt_tokens;     /* at least 1 */
     int max_tokens;        /* at least 1; cut so that prompt and answer fit max_len */
-    float temperature;     /* 0: greedy */
-    uint64_t seed;         /* of the sampling: same seed, same text, whatever else is in the batch */
+    nmk_sampler sampler;
     /* results */
     int tokens; /* generated */
     nmk_finish finish;
 } nmk_request;
 
-/* A generated token of request `index`, in order; called on the generating thread.  Nonzero ends that request. */
-typedef int (*nmk_token_fn)(void *user, int index, int32_t token);
+/* A generated token of request `index`, in order; called on the generating thread.  logprobs is good during the call;
+ * NULL: not asked for.  Nonzero ends that request. */
+typedef int (*nmk_token_fn)(void *user, int index, int32_t token, const nmk_logprobs *logprobs);
 
 enum { NMK_IGNORE_STOP = 1 }; /* go on after stop ids */
 

@@ -208,7 +208,8 @@ static bool is_stop(const nmk_stats *s, int32_t token) {
     return false;
 }
 
-static int on_token(void *user, int index, int32_t token) {
+static int on_token(void *user, int index, int32_t token, const nmk_logprobs *logprobs) {
+    (void)logprobs;
     output *o = user;
     nmk_buf *b = &o->text[index];
     if (!o->tokenizer || o->s->ids)
@@ -285,8 +286,7 @@ static int run(settings *s, nmk_err *e) {
         request[i] = (nmk_request){.prompt = ids[i].id,
                                    .prompt_tokens = (int)ids[i].count,
                                    .max_tokens = (int)s->max_tokens,
-                                   .temperature = (float)s->temperature,
-                                   .seed = s->seed};
+                                   .sampler = {.temperature = (float)s->temperature, .seed = s->seed}};
         if (request[i].prompt_tokens > longest) longest = request[i].prompt_tokens;
     }
     int64_t most = s->max_len && s->max_len < NMK_MAX_CONTEXT ? s->max_len : NMK_MAX_CONTEXT;

@@ -458,7 +458,10 @@ static void post_event(choice *c, event e) {
     nmk_http_wake(api->http);
 }
 
-static void on_token(void *user, int32_t token) { post_event(user, (event){.kind = TOKEN, .token = token}); }
+static void on_token(void *user, int32_t token, const nmk_logprobs *logprobs) {
+    (void)logprobs;
+    post_event(user, (event){.kind = TOKEN, .token = token});
+}
 
 static void on_end(void *user, nmk_batch_end end, const char *message) {
     post_event(user, (event){.kind = END, .end = end, .message = message ? xstrdup(message) : NULL});
@@ -562,8 +565,7 @@ static int submit(choice *c, nmk_err *e) {
                                  .prompt_tokens = (int)prompt->count,
                                  .max_tokens = j->max_tokens[c->prompt],
                                  .min_tokens = s->min_tokens,
-                                 .temperature = (float)s->temperature,
-                                 .seed = seed,
+                                 .sampler = {.temperature = (float)s->temperature, .seed = seed},
                                  .stop_ids = stop,
                                  .stop_count = count,
                                  .user = c,

@@ -282,9 +282,8 @@ static void feed_columns(nmk_batch *b, request *r, nmk_column *column, int group
 }
 
 static nmk_column decode_column(const nmk_batch *b, const request *r, int c) {
-    nmk_request sampling = {.temperature = r->rq.temperature, .seed = r->rq.seed};
     int pos = r->rq.prompt_tokens - 1 + r->queued;
-    return nmk_column_decode(&sampling, c, slot_of(b, r), r->last, pos, r->rq.max_tokens - r->queued);
+    return nmk_column_decode(&r->rq.sampler, c, slot_of(b, r), r->last, pos, r->rq.max_tokens - r->queued);
 }
 
 /* Decides what the next step computes: column[] and which of them to write.  Returns the live ones. */
@@ -382,7 +381,7 @@ static int read_step(nmk_batch *b, nmk_err *e) {
             continue;
         }
         r->given++, r->last = out[c];
-        if (r->rq.on_token) r->rq.on_token(r->rq.user, out[c]);
+        if (r->rq.on_token) r->rq.on_token(r->rq.user, out[c], NULL);
         if (ends_at(r, out[c]))
             finish(b, r, NMK_BATCH_STOP, NULL);
         else if (r->given == r->rq.max_tokens)
@@ -471,8 +470,8 @@ static int check_request(const nmk_batch *b, const nmk_batch_request *rq, nmk_er
     if (!has_pages(&g->kv, (int)tokens, g->kv.pages))
         return nmk_fail(e, "%d tokens of prompt and %d of answer: there is not so much memory for keys and values",
                         rq->prompt_tokens, rq->max_tokens);
-    if (!(rq->temperature >= 0) || isinf(rq->temperature))
-        return nmk_fail(e, "temperature %g, expected 0 or more", (double)rq->temperature);
+    if (!(rq->sampler.temperature >= 0) || isinf(rq->sampler.temperature))
+        return nmk_fail(e, "temperature %g, expected 0 or more", (double)rq->sampler.temperature);
     for (int i = 0; i < rq->prompt_tokens; i++)
         if (rq->prompt[i] < 0 || rq->prompt[i] >= g->vocab)
             return nmk_fail(e, "token %d is not in 0 to %d", rq->prompt[i], g->vocab - 1);

@@ -5,7 +5,7 @@
  * has to change its column; more rows take turns, and none rests for two steps in a row.  Without rows that decode, two
  * prompts are fed at a time.  A step that feeds nothing decodes all rows.
  *
- * Guaranteed: a request's tokens depend on its prompt, temperature and seed alone, bit for bit, whatever else runs and
+ * Guaranteed: a request's tokens depend on its prompt and sampler alone, bit for bit, whatever else runs and
  * whenever it came.  For that a prompt is always cut at multiples of NMK_COLUMNS / 2 positions, its last token apart.
  * nmk_engine_generate cuts at NMK_COLUMNS: for longer prompts its bits differ, and now and then a token.
  *
@@ -36,12 +36,12 @@ typedef struct {
     const int32_t *prompt; /* copied; at least one token, and fits the engine's max_len with max_tokens */
     int prompt_tokens;
     int max_tokens, min_tokens; /* a stop id ends nothing before it is token min_tokens or later */
-    float temperature;          /* 0: greedy */
-    uint64_t seed;
+    nmk_sampler sampler; /* bias is copied */
     const int32_t *stop_ids; /* copied */
     int stop_count;
     void *user;
-    void (*on_token)(void *user, int32_t token); /* may be NULL */
+    /* may be NULL; logprobs is good during the call, NULL if not asked for */
+    void (*on_token)(void *user, int32_t token, const nmk_logprobs *logprobs);
     /* message: of NMK_BATCH_FAILED, else NULL */
     void (*on_end)(void *user, nmk_batch_end end, const char *message);
 } nmk_batch_request;

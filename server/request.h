@@ -10,14 +10,10 @@
 #define NMK_REQUEST_H
 
 #include "json.h"
+#include "nmk.h"
 #include "reply.h"
 #include "stop.h"
 #include "tokenizer.h"
-
-typedef struct {
-    int32_t token;
-    float bias;
-} nmk_bias;
 
 /* How tokens are chosen and when that ends. */
 typedef struct {

@@ -116,7 +116,8 @@ typedef struct {
     int count[NMK_ROWS];
 } texts;
 
-static int on_token(void *user, int r, int32_t token) {
+static int on_token(void *user, int r, int32_t token, const nmk_logprobs *logprobs) {
+    (void)logprobs;
     texts *t = user;
     if (t->count[r] < LONG) t->token[r][t->count[r]++] = token;
     return 0;
@@ -131,8 +132,7 @@ static int answer(nmk_engine *g, const row *rows, int count, int tokens, float t
         rq[r] = (nmk_request){.prompt = p->ids,
                               .prompt_tokens = p->count,
                               .max_tokens = tokens,
-                              .temperature = temperature,
-                              .seed = rows[r].seed};
+                              .sampler = {.temperature = temperature, .seed = rows[r].seed}};
     }
     return nmk_engine_generate(g, rq, count, NMK_IGNORE_STOP, on_token, t, e);
 }

@@ -11,7 +11,8 @@ typedef struct {
     int count[NMK_ROWS];
 } answers;
 
-static int on_token(void *user, int row, int32_t token) {
+static int on_token(void *user, int row, int32_t token, const nmk_logprobs *logprobs) {
+    (void)logprobs;
     answers *a = user;
     if (a->count[row] < 256) a->token[row][a->count[row]++] = token;
     return 0;
@@ -56,24 +57,25 @@ static void test_goldens(nmk_engine *g, struct json_object *prompts) {
     check(rc == 0 && same(&alone, 0, &batch, count / 2), "a row alone is the row in the batch", "%s", e.text);
 
     /* sampled: a row's seed decides, not its company */
-    for (int r = 0; r < count; r++) rq[r].temperature = 1, rq[r].seed = 0x100000001u * (unsigned)(r + 1);
+    for (int r = 0; r < count; r++)
+        rq[r].sampler.temperature = 1, rq[r].sampler.seed = 0x100000001u * (unsigned)(r + 1);
     memset(&batch, 0, sizeof batch), memset(&alone, 0, sizeof alone);
     rc = nmk_engine_generate(g, rq, count, NMK_IGNORE_STOP, on_token, &batch, &e) ||
          nmk_engine_generate(g, &rq[0], 1, NMK_IGNORE_STOP, on_token, &alone, &e);
     check(rc == 0 && same(&alone, 0, &batch, 0), "a sampled row too", "%s", e.text);
     memset(&batch, 0, sizeof batch);
-    rq[0].seed++;
+    rq[0].sampler.seed++;
     rc = nmk_engine_generate(g, &rq[0], 1, NMK_IGNORE_STOP, on_token, &batch, &e);
     check(rc == 0 && !same(&alone, 0, &batch, 0), "another seed, another text", "%s", e.text);
 
     /* dividing logits by it gives infinities, which are all alike */
-    rq[0].temperature = 1e-40f;
+    rq[0].sampler.temperature = 1e-40f;
     memset(&alone, 0, sizeof alone);
     rc = nmk_engine_generate(g, &rq[0], 1, NMK_IGNORE_STOP, on_token, &alone, &e);
     check(rc == 0 && !memcmp(alone.token[0], want[0], sizeof want[0]), "a temperature next to 0 is greedy", "%s",
           e.text);
 
-    rq[0].temperature = 0, rq[0].max_tokens = 200;
+    rq[0].sampler.temperature = 0, rq[0].max_tokens = 200;
     memset(&alone, 0, sizeof alone);
     rc = nmk_engine_generate(g, &rq[0], 1, 0, on_token, &alone, &e);
     int32_t last = alone.count[0] ? alone.token[0][alone.count[0] - 1] : -1;

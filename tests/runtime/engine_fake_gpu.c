@@ -11,7 +11,8 @@ static int32_t prompt[NMK_ROWS][600];
 static int32_t answer[NMK_ROWS][700];
 static int answers[NMK_ROWS], cancel_row = -1, cancel_after;
 
-static int on_token(void *user, int row, int32_t token) {
+static int on_token(void *user, int row, int32_t token, const nmk_logprobs *logprobs) {
+    (void)logprobs;
     (void)user;
     answer[row][answers[row]++] = token;
     return row == cancel_row && answers[row] == cancel_after;
@@ -125,7 +126,7 @@ static void test_bad_requests(nmk_engine *g) {
                   "a token outside the vocabulary");
     rq[0] = request_of(0, 3, 0);
     check_message(nmk_engine_generate(g, rq, 1, 0, NULL, NULL, &e), &e, "max_tokens is 0", "no tokens wanted");
-    rq[0] = request_of(0, 3, 5), rq[0].temperature = -1;
+    rq[0] = request_of(0, 3, 5), rq[0].sampler.temperature = -1;
     check_message(nmk_engine_generate(g, rq, 1, 0, NULL, NULL, &e), &e, "temperature -1", "a negative temperature");
 }
 

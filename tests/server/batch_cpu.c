@@ -26,8 +26,7 @@ static void fill(client *k, int prompt_tokens, int max_tokens, float temperature
     }
     k->rq = (nmk_batch_request){.prompt_tokens = prompt_tokens,
                                 .max_tokens = max_tokens,
-                                .temperature = temperature,
-                                .seed = 0x9e3779b97f4a7c15u * (seed + 1)};
+                                .sampler = {.temperature = temperature, .seed = 0x9e3779b97f4a7c15u * (seed + 1)}};
 }
 
 static void fill_all(void) {
@@ -59,7 +58,8 @@ static void test_alone(nmk_batch *b) {
     check(good == COUNT, "twelve requests, one after the other", "%d are right: %s", good, e.text);
 }
 
-static int keep(void *user, int row, int32_t token) {
+static int keep(void *user, int row, int32_t token, const nmk_logprobs *logprobs) {
+    (void)logprobs;
     client *k = user;
     (void)row;
     k->token[k->count++] = token;
@@ -76,8 +76,7 @@ static void generate_alone(nmk_engine *g) {
         nmk_request rq = {.prompt = k->prompt,
                           .prompt_tokens = k->rq.prompt_tokens,
                           .max_tokens = k->rq.max_tokens,
-                          .temperature = k->rq.temperature,
-                          .seed = k->rq.seed};
+                          .sampler = k->rq.sampler};
         check(nmk_engine_generate(g, &rq, 1, NMK_IGNORE_STOP, keep, k, &e) == 0, "generated", "%s", e.text);
         memcpy(generated[i], k->token, sizeof generated[i]);
     }
@@ -228,9 +227,9 @@ static void test_refusals(nmk_batch *b, int most_waiting) {
     check_message(submit(b, k, &e), &e, "max_tokens is 0", "no tokens wanted");
     k->rq.max_tokens = 5, k->rq.prompt_tokens = 0;
     check_message(submit(b, k, &e), &e, "the prompt is empty", "no prompt");
-    k->rq.prompt_tokens = 5, k->rq.temperature = -1;
+    k->rq.prompt_tokens = 5, k->rq.sampler.temperature = -1;
     check_message(submit(b, k, &e), &e, "temperature -1", "a negative temperature");
-    k->rq.temperature = 0, k->prompt[4] = 4096;
+    k->rq.sampler.temperature = 0, k->prompt[4] = 4096;
     check_message(submit(b, k, &e), &e, "token 4096 is not in 0 to 4095", "a token outside the vocabulary");
     k->prompt[4] = 5, k->rq.min_tokens = -1;
     check_message(submit(b, k, &e), &e, "min_tokens is -1", "a negative min_tokens");

@@ -32,7 +32,8 @@ typedef struct {
 static pthread_mutex_t clients = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t client_news = PTHREAD_COND_INITIALIZER;
 
-static void client_token(void *user, int32_t token) {
+static void client_token(void *user, int32_t token, const nmk_logprobs *logprobs) {
+    (void)logprobs;
     client *k = user;
     pthread_mutex_lock(&clients);
     if (k->count == 0) k->first_ns = nmk_now_ns();

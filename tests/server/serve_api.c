@@ -51,7 +51,7 @@ static int begin(const char *path, const char *body, int count) {
     return fd;
 }
 
-static void token(int id, int32_t t) { submitted[id - 1].on_token(submitted[id - 1].user, t); }
+static void token(int id, int32_t t) { submitted[id - 1].on_token(submitted[id - 1].user, t, NULL); }
 static void end(int id, nmk_batch_end how, const char *message) {
     submitted[id - 1].on_end(submitted[id - 1].user, how, message);
 }
