@@ -113,7 +113,7 @@ local function emit_case(w, group, role)
     w:line("const op_%s::Before b = op_%s::before(c, t);", op.name, op.name)
   end
   if op.optional then
-    w:line("if (!c.awake()) goto %s_done;", role)
+    w:line("if (__builtin_expect(!c.awake(), 1)) goto %s_done;", role)
   end
   if op.wait == role and (role ~= "compute" or before) then
     w:line("c.wait_task(d);")

@@ -23,6 +23,7 @@ DEVICE void help(Helper &c, const Task &t)
     const bool mass = t.unit >= 3;
     const int digit = mass ? t.unit - 3 : t.unit, shift = 16 - 8 * digit;
     u64 *bins = c.buffer<u64>(t.cuts);
+    constexpr float HALF = 1 << NMK_MASS_BITS / 2; /* masses are added up in two words */
     static_assert(P::vocab / 16 / NMK_SMS * 16 + 16 < 4096, "the low halves of an SM's masses add up to 32 bits");
 #pragma unroll 1
     for (int n = 0; n < NMK_COLUMNS; n++) {
@@ -37,22 +38,18 @@ DEVICE void help(Helper &c, const Task &t)
 #pragma unroll 1
         for (int i = c.lane; i < 256; i += 32) c.s.bin_low[i] = c.s.bin_high[i] = 0;
         const float *scores = c.buffer<float>(t.scores) + n * P::vocab + t.tile * 16;
-        c.scan<4>(scores, t.tiles * 16, [&](bool inside, int, float score) {
-            const u32 key = nmk_score_key(cut.best, score);
-            if (!inside || key > limit || key >> shift >> 8 != cut.prefix) return;
-            const u32 bin = key >> shift & 255;
-            if (!mass) {
-                atomicAdd(&c.s.bin_low[bin], 1);
-                return;
-            }
-            const u64 w = (u64)(exp2_fast((score - cut.best) * 1.4426950408889634f) * (float)(1ull << NMK_MASS_BITS));
-            atomicAdd(&c.s.bin_low[bin], (u32)w & 0xfffff), atomicAdd(&c.s.bin_high[bin], (u32)(w >> 20));
+        c.scan<8>(scores, t.tiles * 16, [&](bool inside, int, float score) {
+            const u32 key = nmk_score_key(cut.best, score), bin = key >> shift & 255;
+            const float w = exp2_fast((score - cut.best) * 1.4426950408889634f) * HALF;
+            const u32 high = mass ? (u32)w : 0, low = mass ? (u32)((w - (float)high) * HALF) : 1;
+            if (inside && key <= limit && key >> shift >> 8 == cut.prefix)
+                atomicAdd(&c.s.bin_low[bin], low), atomicAdd(&c.s.bin_high[bin], high);
         });
         __syncwarp();
         u64 *to = bins + ((t.unit + 1) * NMK_COLUMNS + n) * 256;
 #pragma unroll 1
         for (int i = c.lane; i < 256; i += 32) {
-            const u64 v = c.s.bin_low[i] + ((u64)c.s.bin_high[i] << 20);
+            const u64 v = c.s.bin_low[i] + ((u64)c.s.bin_high[i] << NMK_MASS_BITS / 2);
             if (v) atomicAdd(to + i, v);
         }
         __syncwarp();

@@ -541,7 +541,7 @@ if (is(op, NMK_OP_SAMPLE)) goto help_sample;
 continue;
 help_cut: {
     const op_cut::Task t = op_cut::task(d);
-    if (!c.awake()) goto help_done;
+    if (__builtin_expect(!c.awake(), 1)) goto help_done;
     c.wait_task(d);
     op_cut::help(c, t);
     goto help_done;
@@ -560,7 +560,7 @@ help_clear_cuts: {
 }
 help_draw: {
     const op_draw::Task t = op_draw::task(d);
-    if (!c.awake()) goto help_done;
+    if (__builtin_expect(!c.awake(), 1)) goto help_done;
     c.wait_task(d);
     op_draw::help(c, t);
     goto help_done;
