@@ -12,8 +12,12 @@ typedef struct {
     bool sampler; /* uses more of the sampler than temperature and seed */
     bool timed;   /* one answer, and no text before its first token */
     bool left_out;
+    nmk_buf open;       /* the prompt or the messages, without what closes them */
+    const char *close;  /* that */
+    int follows;        /* the prompt goes on after the answer to that request; -1: it stands alone */
     char *fields;       /* the body, without its closing brace */
     char *text, *usage; /* the answer it gets alone */
+    nmk_buf content;    /* of its first choice */
 } load_request;
 
 /* Some share a long beginning, as conversations with one system prompt do. */
@@ -31,17 +35,15 @@ static const char *const load_prompts[] = {
 };
 enum { LOAD_PROMPTS = sizeof load_prompts / sizeof *load_prompts };
 
-/* The parts of a prompt of token ids; every second one begins as all the others do. */
+/* A prompt of token ids, without what closes it; every second one begins as all the others do. */
 static void load_ids(nmk_buf *b, int number, int vocab) {
-    uint64_t saved = random_state;
     int shared = number % 2 ? 80 : 0, own = 1 + (int)random_below(number % 5 == 4 ? 150 : 30);
-    saved = random_state;
+    uint64_t saved = random_state;
     random_state = 77;
     nmk_buf_puts(b, "[");
     for (int i = 0; i < shared; i++) nmk_buf_printf(b, "%zu,", random_below((size_t)vocab));
     random_state = saved;
     for (int i = 0; i < own; i++) nmk_buf_printf(b, "%s%zu", i ? "," : "", random_below((size_t)vocab));
-    nmk_buf_puts(b, "]");
 }
 
 static void load_sampling(nmk_buf *b, load_request *r, int i) {
@@ -49,19 +51,22 @@ static void load_sampling(nmk_buf *b, load_request *r, int i) {
         nmk_buf_puts(b, ",\"temperature\":0");
     else
         nmk_buf_printf(b, ",\"temperature\":%s,\"seed\":%zu", i % 3 == 1 ? "0.8" : "1.2", random_below(1000));
-    static const char *const more[] = {
-        ",\"top_p\":0.9",
-        ",\"top_k\":20",
-        ",\"min_p\":0.05,\"top_p\":0.95",
-        ",\"presence_penalty\":0.7,\"frequency_penalty\":0.3",
-        ",\"repetition_penalty\":1.2,\"top_k\":50",
-        ",\"logit_bias\":{\"20\":4,\"21\":-100}",
-        NULL, /* logprobs */
-        ",\"top_p\":0.8,\"top_k\":10,\"min_p\":0.02,\"presence_penalty\":-0.5,\"repetition_penalty\":0.9",
+    static const struct {
+        const char *fields;
+        bool draws; /* changes nothing when the most likely token is taken */
+    } more[] = {
+        {",\"top_p\":0.9", true},
+        {",\"top_k\":20", true},
+        {NULL, false}, /* logprobs */
+        {",\"min_p\":0.05,\"top_p\":0.95", true},
+        {",\"presence_penalty\":0.7,\"frequency_penalty\":0.3", false},
+        {",\"repetition_penalty\":1.2,\"top_k\":50", false},
+        {",\"logit_bias\":{\"20\":4,\"21\":-100}", false},
+        {",\"top_p\":0.8,\"top_k\":10,\"min_p\":0.02,\"presence_penalty\":-0.5,\"repetition_penalty\":0.9", false},
     };
     if (i % 4 != 3) return;
-    r->sampler = true;
-    const char *part = more[i / 4 % 8];
+    const char *part = more[i / 4 % 8].fields;
+    r->sampler = i % 3 || !more[i / 4 % 8].draws;
     nmk_buf_puts(b, part ? part : r->chat ? ",\"logprobs\":true,\"top_logprobs\":3" : ",\"logprobs\":3");
 }
 
@@ -74,50 +79,81 @@ static void load_limits(nmk_buf *b, int i, bool ids) {
     if (i % 7 == 3) nmk_buf_puts(b, ",\"n\":2");
 }
 
-static void load_chat(nmk_buf *b, int i) {
-    nmk_buf_puts(b, "{\"messages\":[");
+static void load_messages(nmk_buf *b, int i) {
+    nmk_buf_puts(b, "[");
     if (i % 3 == 1) nmk_buf_puts(b, "{\"role\":\"system\",\"content\":\"" SHARED "\"},");
     if (i % 5 == 3)
         nmk_buf_puts(b, "{\"role\":\"user\",\"content\":\"Hello\"},"
                         "{\"role\":\"assistant\",\"content\":\"Hello. What is it?\"},");
-    nmk_buf_printf(b, "{\"role\":\"user\",\"content\":\"%s\"}]", load_prompts[random_below(LOAD_PROMPTS)]);
-    if (i % 8 == 6) nmk_buf_puts(b, ",\"include_reasoning\":false");
-    if (i % 8 == 2) nmk_buf_puts(b, ",\"reasoning_effort\":\"none\"");
-    if (i % 6 == 4)
-        nmk_buf_puts(b, ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":"
-                        "\"Weather of a city\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":"
-                        "\"string\"}}}}}]");
+    nmk_buf_printf(b, "{\"role\":\"user\",\"content\":\"%s\"}", load_prompts[random_below(LOAD_PROMPTS)]);
 }
 
-static void load_completion(nmk_buf *b, int i, bool ids, int vocab) {
-    nmk_buf_puts(b, "{\"prompt\":");
-    bool list = i % 11 == 6;
-    if (list) nmk_buf_puts(b, "[");
-    for (int n = 0; n < (list ? 2 : 1); n++) {
-        if (n) nmk_buf_puts(b, ",");
-        if (ids || i % 10 == 7)
-            load_ids(b, i + n, vocab);
-        else
-            nmk_buf_printf(b, "\"%s\"", load_prompts[random_below(LOAD_PROMPTS)]);
+static void load_prompt(load_request *r, int i, bool ids, int vocab) {
+    if (r->chat) {
+        load_messages(&r->open, i);
+        r->close = "]";
+    } else if (ids || i % 10 == 7) {
+        load_ids(&r->open, i, vocab);
+        r->close = "]";
+    } else {
+        nmk_buf_printf(&r->open, "\"%s", load_prompts[random_below(LOAD_PROMPTS)]);
+        r->close = "\"";
     }
-    if (list) nmk_buf_puts(b, "]");
-    if (i % 11 == 5) nmk_buf_puts(b, ",\"echo\":true");
 }
 
-/* ids: there is no tokenizer, so prompts are token ids and there are no chats. */
+/* What the request before it was asked and said, and more: as the next turn of a conversation. */
+static void load_next_turn(load_request *r, const load_request *before, bool ids) {
+    const char *answer = before->content.data ? before->content.data : "";
+    struct json_object *said = json_object_new_string(answer);
+    const char *text = json_object_to_json_string_ext(said, JSON_C_TO_STRING_PLAIN);
+    nmk_buf_add(&r->open, before->open.data, before->open.length);
+    r->close = before->close;
+    if (r->chat) {
+        nmk_buf_printf(&r->open, ",{\"role\":\"assistant\",\"content\":%s},", text);
+        nmk_buf_puts(&r->open, "{\"role\":\"user\",\"content\":\"And now in C?\"}");
+    } else if (r->close[0] == '"') {
+        nmk_buf_add(&r->open, text + 1, strlen(text) - 2);
+    } else if (ids) { /* the text is numbers with a space behind each, the last perhaps cut by a stop string */
+        for (const char *p = answer, *end; (end = strchr(p, ' ')); p = end + 1)
+            if (end > p) nmk_buf_printf(&r->open, ",%.*s", (int)(end - p), p);
+    }
+    json_object_put(said);
+}
+
+static void load_fields(load_request *r, int i, bool ids) {
+    nmk_buf b = {0};
+    bool list = !r->chat && i / 2 % 11 == 6;
+    nmk_buf_printf(&b, "{\"%s\":%s%s%s", r->chat ? "messages" : "prompt", list ? "[" : "", r->open.data, r->close);
+    if (list) nmk_buf_printf(&b, ",%s%s]", r->open.data, r->close);
+    if (r->chat) {
+        if (i / 2 % 8 == 6) nmk_buf_puts(&b, ",\"include_reasoning\":false");
+        if (i / 2 % 4 == 2) nmk_buf_puts(&b, ",\"reasoning_effort\":\"none\"");
+        if (i / 2 % 6 == 4)
+            nmk_buf_puts(&b,
+                         ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":"
+                         "\"Weather of a city\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":"
+                         "\"string\"}}}}}]");
+    }
+    bool echo = !r->chat && i / 2 % 11 == 5;
+    if (echo) nmk_buf_puts(&b, ",\"echo\":true");
+    load_limits(&b, i, ids);
+    load_sampling(&b, r, i);
+    r->timed = !echo && !list && i % 7 != 3;
+    r->fields = b.data;
+}
+
+/* ids: there is no tokenizer, so prompts are token ids and there are no chats.  The last quarter follows answers of the
+ * others: their fields are made when those are known. */
 static void load_table(load_request *table, int count, bool ids, int vocab) {
     for (int i = 0; i < count; i++) {
-        nmk_buf b = {0};
-        table[i].chat = !ids && i % 2;
-        if (table[i].chat)
-            load_chat(&b, i / 2);
-        else
-            load_completion(&b, i / 2, ids, vocab);
-        load_limits(&b, i, ids);
-        load_sampling(&b, &table[i], i);
-        table[i].fields = b.data;
-        table[i].timed = !strstr(b.data, "\"echo\"") && !strstr(b.data, "\"n\":2") &&
-                         !strstr(b.data, "\"prompt\":[[") && !strstr(b.data, "\"prompt\":[\"");
+        load_request *r = &table[i];
+        *r = (load_request){.chat = !ids && i % 2, .follows = -1};
+        if (i >= count / 4 * 3) {
+            r->follows = (i - count / 4 * 3) * 2 + i % 2; /* of the same kind */
+            continue;
+        }
+        load_prompt(r, i / 2, ids, vocab);
+        load_fields(r, i, ids);
     }
 }
 
