@@ -36,8 +36,8 @@ typedef struct {
     const int32_t *prompt; /* copied; at least one token, and fits the engine's max_len with max_tokens */
     int prompt_tokens;
     int max_tokens, min_tokens; /* a stop id ends nothing before it is token min_tokens or later */
-    nmk_sampler sampler; /* bias is copied */
-    const int32_t *stop_ids; /* copied */
+    nmk_sampler sampler;        /* bias is copied */
+    const int32_t *stop_ids;    /* copied */
     int stop_count;
     void *user;
     /* may be NULL; logprobs is good during the call, NULL if not asked for */
