@@ -1,6 +1,6 @@
 /* Decode speed as clients of nmk-serve see it, beside the engine's own in the same command.
  *
- * bench-serve [--checkpoint DIR | --random-weights SEED] [--batch 1,8] [--context 8192] [--steps 300] [--temperature T]
+ * bench-serve [--checkpoint DIR | --random-weights SEED] [--batch 1,8] [--context 8192] [--steps 300] [--sampling greedy]
  *             [--device cuda:0] [--server build/MODEL/nmk-serve]
  *
  * Every case: `batch` streams of /v1/completions, prompts of token ids, ignore_eos.  Measured from when all of them
@@ -12,15 +12,15 @@
 #include "server/serve_helper.h"
 
 #include "flags.h"
+#include "samplings.h"
 
-enum { WARM_UP = 24, MOST_CASES = 16, MOST_ROWS = 64, MOST_TOKENS = 1 << 17, VOCAB = 500, START_SECONDS = 600 };
+enum { WARM_UP = 24, MOST_CASES = 16, MOST_ROWS = 64, MOST_STEPS = 4096, VOCAB = 500, START_SECONDS = 600 };
 
 typedef struct {
     const char *checkpoint, *seed, *device, *server;
     const char *batches, *contexts; /* as given */
     int batch[MOST_CASES], context[MOST_CASES], batch_count, context_count;
-    int steps, max_len;
-    double temperature;
+    int steps, max_len, sampling;
 } settings;
 
 typedef struct {
@@ -52,9 +52,8 @@ static uint32_t word_of(uint32_t row_number, uint32_t i) {
 
 static void open_row(const server *s, const settings *o, row *r, int number) {
     nmk_buf body = {0};
-    nmk_buf_printf(&body,
-                   "{\"stream\":true,\"ignore_eos\":true,\"temperature\":%g,\"seed\":7,\"max_tokens\":%d,\"prompt\":[",
-                   o->temperature, r->limit);
+    nmk_buf_printf(&body, "{\"stream\":true,\"ignore_eos\":true,%s,\"seed\":7,\"max_tokens\":%d,\"prompt\":[",
+                   samplings[o->sampling].fields, r->limit);
     for (int i = 0; i < r->prompt; i++)
         nmk_buf_printf(&body, "%s%u", i ? "," : "", word_of((uint32_t)number, (uint32_t)i) % VOCAB);
     nmk_buf_puts(&body, "]}");
@@ -193,9 +192,9 @@ static void run_decode(const settings *o, result *m, int count) {
     char line[1000], *program = xstrdup(o->server), *slash = strrchr(program, '/');
     if (slash) *slash = 0;
     char *command =
-        xasprintf("%s/bench-decode %s %s --batch %s --context %s --steps %d --temperature %g", slash ? program : ".",
+        xasprintf("%s/bench-decode %s %s --batch %s --context %s --steps %d --sampling %s", slash ? program : ".",
                   o->checkpoint ? "--checkpoint" : "--random-weights", o->checkpoint ? o->checkpoint : o->seed,
-                  o->batches, o->contexts, o->steps, o->temperature);
+                  o->batches, o->contexts, o->steps, samplings[o->sampling].name);
     printf("\n%s\n", command);
     fflush(stdout);
     FILE *f = popen(command, "r");
@@ -203,7 +202,7 @@ static void run_decode(const settings *o, result *m, int count) {
         int batch, context;
         double speed;
         fputs(line, stdout);
-        if (sscanf(line, "| %d | %d | %*f (%*f-%*f) | %lf", &batch, &context, &speed) != 3) continue;
+        if (sscanf(line, "| %d | %d | %*[a-z_] | %*f (%*f-%*f) | %lf", &batch, &context, &speed) != 3) continue;
         for (int i = 0; i < count; i++)
             if (m[i].batch == batch && m[i].context == context) m[i].engine_tokens_s = speed;
     }
@@ -229,7 +228,7 @@ static const nmk_flag table[] = {
     {"--batch", "LIST", "streams at once (1,8)"},
     {"--context", "LIST", "tokens each has when measuring begins (8192)"},
     {"--steps", "N", "tokens of each stream that are measured (300)"},
-    {"--temperature", "T", "(0)"},
+    {"--sampling", "NAME", "one of bench-decode's (greedy)"},
     {"--device", "NAME", "cpu: without the engine's own figures (cuda:0)"},
     {"--server", "PATH", "the program (nmk-serve beside this one)"},
 };
@@ -254,13 +253,16 @@ static int set_flag(void *user, const char *name, const char *value) {
     if (!strcmp(name, "--random-weights")) o->seed = value, o->checkpoint = NULL;
     if (!strcmp(name, "--device")) o->device = value;
     if (!strcmp(name, "--server")) o->server = value;
-    if (!strcmp(name, "--temperature")) o->temperature = atof(value);
+    if (!strcmp(name, "--sampling")) {
+        for (o->sampling = SAMPLINGS - 1; o->sampling >= 0 && strcmp(samplings[o->sampling].name, value) != 0;)
+            o->sampling--;
+        if (o->sampling < 0) return nmk_flag_bad(&flags, name, value, "a way to sample that bench-decode knows");
+    }
     if (!strcmp(name, "--batch")) return o->batches = value, numbers(name, value, MOST_ROWS, o->batch, &o->batch_count);
     if (!strcmp(name, "--context"))
         return o->contexts = value, numbers(name, value, 1 << 20, o->context, &o->context_count);
     if (!strcmp(name, "--steps")) {
-        if (!nmk_flag_int(value, 2, MOST_TOKENS / 2, NULL, &v))
-            return nmk_flag_bad(&flags, name, value, "a number from 2");
+        if (!nmk_flag_int(value, 2, MOST_STEPS, NULL, &v)) return nmk_flag_bad(&flags, name, value, "2 to 4096");
         o->steps = (int)v;
     }
     return 0;
@@ -297,8 +299,8 @@ int main(int argc, char **argv) {
     if (server_end(&s, SIGTERM, 20000)) rc = -1;
     if (rc) return fprintf(stderr, "bench-serve: no figures\n"), 1;
     if (!strncmp(o.device, "cuda", 4)) run_decode(&o, m, count);
-    printf("\n%s, %d steps a case after %d; the server feeds a prompt %.1f positions a step; temperature %g\n\n",
-           o.server, o.steps, WARM_UP, rate, o.temperature);
+    printf("\n%s, %d steps a case after %d; the server feeds a prompt %.1f positions a step; %s\n\n", o.server, o.steps,
+           WARM_UP, rate, samplings[o.sampling].name);
     printf(
         "| batch | context | steps | API tokens/s | ms between tokens median (p5-p95, most) | bench-decode tokens/s | API of it "
         "| s to all first tokens |\n|--|--|--|--|--|--|--|--|\n");
