@@ -157,7 +157,7 @@ static void load_table(load_request *table, int count, bool ids, int vocab) {
     }
 }
 
-/* The same field by field, but too long to be waited for: somebody ends it. */
+/* Too long to be waited for: whoever asks for it leaves. */
 static char *load_long(bool ids, bool chat) {
     if (ids) return xstrdup("{\"prompt\":[5,6,7],\"temperature\":0,\"ignore_eos\":true,\"max_tokens\":3000");
     if (chat)
@@ -175,7 +175,7 @@ typedef struct {
     bool closes;
 } load_small;
 
-#define LOAD_HEX16 "[[[[[[[[[[[[[[[["
+#define DEEP16 "[[[[[[[[[[[[[[[["
 static const load_small load_smalls[] = {
     {"models", "GET", "/v1/models", "", 200, false},
     {"health", "GET", "/health", "", 200, false},
@@ -190,9 +190,8 @@ static const load_small load_smalls[] = {
     {"not an object", "POST", "/v1/completions", "[1,2,3]", 400, false},
     {"broken UTF-8", "POST", "/v1/completions", "{\"prompt\":\"\xc3(\xff\"}", 400, false},
     {"half a surrogate", "POST", "/v1/completions", "{\"prompt\":[\"\\ud83d\"],\"temperature\":\"x\"}", 400, false},
-    {"deep nesting", "POST", "/v1/completions",
-     "{\"prompt\":" LOAD_HEX16 LOAD_HEX16 LOAD_HEX16 LOAD_HEX16 LOAD_HEX16 LOAD_HEX16 LOAD_HEX16 LOAD_HEX16, 400,
-     false},
+    {"deep nesting", "POST", "/v1/completions", "{\"prompt\":" DEEP16 DEEP16 DEEP16 DEEP16 DEEP16 DEEP16 DEEP16 DEEP16,
+     400, false},
     {"a wrong type", "POST", "/v1/completions", "{\"prompt\":[5],\"temperature\":\"hot\"}", 400, false},
     {"a value out of range", "POST", "/v1/completions", "{\"prompt\":[5],\"temperature\":-1}", 400, false},
     {"no tokens at all", "POST", "/v1/completions", "{\"prompt\":[5],\"max_tokens\":-3}", 400, false},
