@@ -26,8 +26,8 @@ enum {
 
 /* ---------------------------------------------------------------- figures */
 
-/* Milliseconds, 2 % a bin. */
-enum { BINS = 900 };
+/* Milliseconds, 2 % a bin, from a microsecond to a quarter of an hour and more. */
+enum { BINS = 1100 };
 typedef struct {
     uint64_t bin[BINS], count;
     double most;
@@ -45,7 +45,7 @@ static double figures_at(const figures *f, double part) {
     uint64_t seen = 0;
     double at = 0.001;
     for (int i = 0; i < BINS; i++, at *= 1.02)
-        if ((seen += f->bin[i]) > (uint64_t)(part * (double)f->count)) return at;
+        if ((seen += f->bin[i]) > (uint64_t)(part * (double)f->count)) return at < f->most ? at : f->most;
     return f->most;
 }
 
