@@ -5,6 +5,7 @@
 #   make test    set up, build everything, run the tests; the last line is the count
 #   make golden  rewrite tests/golden (read the diff)
 #   make gpu     what tests/gpu/run and the benchmarks need on a machine with a GPU; make test-gpu runs the tests too
+#   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
 #   make lint    luacheck, clang-format
 #   make deps    install the Debian packages that are missing
 #   make clean   remove build/
@@ -31,7 +32,7 @@ RUN_LIBS := -l:libjson-c.a -l:libpcre2-8.a -l:libxxhash.a -l:libutf8proc.a -ldl 
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .SECONDARY:
-.PHONY: all demo test golden lint clean deps deps-build build-demo build-test
+.PHONY: all demo test load golden lint clean deps deps-build build-demo build-test
 
 all:
 
@@ -66,6 +67,12 @@ demo: deps-build
 test: deps
 	@$(SUBMAKE) build-test
 	@tests/run
+
+CLIENTS := 200
+SECONDS := 600
+load: deps-build
+	@$(SUBMAKE) build/$(TOY)/nmk-serve build/tests/$(TOY)/server/load
+	@build/tests/$(TOY)/server/load --clients $(CLIENTS) --seconds $(SECONDS)
 
 golden: deps
 	@$(SUBMAKE) build/nmkgen
@@ -240,7 +247,7 @@ $(foreach m,$(MODELS),$(eval $(call shipped,$(m))))
 test-gpu: gpu
 	@tests/gpu/run
 
-gpu: $(foreach m,$(MODELS) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU))
+gpu: $(foreach m,$(MODELS) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU)) build/tests/$(TOY)/server/load
 
 .PHONY: bench
 bench:

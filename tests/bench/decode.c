@@ -13,6 +13,7 @@
 
 #include "cuda.h"
 #include "engine.h"
+#include "samplings.h"
 #include "util.h"
 
 enum { WARM_UP = 24, MOST_STEPS = 4096, MOST_CASES = 16, BANDWIDTH_RUNS = 9 };
@@ -121,22 +122,6 @@ static uint32_t random_word(void) {
     s ^= s << 13, s ^= s >> 7, s ^= s << 17;
     return (uint32_t)(s >> 32);
 }
-
-/* Ways to draw a token, all at temperature 1 but the first. */
-static const struct {
-    const char *name;
-    nmk_sampler sampler;
-} samplings[] = {
-    {"greedy", {.temperature = 0}},
-    {"temperature", {.temperature = 1}},
-    {"top_p", {.temperature = 1, .top_p = 0.95f}},
-    {"top_k", {.temperature = 1, .top_k = 50}},
-    {"min_p", {.temperature = 1, .min_p = 0.05f}},
-    {"all", {.temperature = 1, .top_k = 1000, .top_p = 0.95f, .min_p = 0.001f}},
-    {"penalties", {.temperature = 1, .presence_penalty = 0.5f, .repetition_penalty = 1.1f}},
-    {"logprobs", {.temperature = 1, .logprobs = 21}},
-};
-enum { SAMPLINGS = sizeof samplings / sizeof *samplings };
 
 static int run_case(nmk_engine *g, int batch, int context, int steps, int sampling, double bandwidth, nmk_err *e) {
     static double ms[MOST_STEPS];

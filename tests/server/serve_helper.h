@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "http_helper.h"
@@ -23,22 +24,20 @@ __attribute__((unused)) static void server_log(const server *s, nmk_buf *text) {
     while ((n = pread(s->log, part, sizeof part, at)) > 0) nmk_buf_add(text, part, (size_t)n), at += n;
 }
 
-/* NULL-terminated flags besides --device cpu --port 0.  Waits until it listens. */
-__attribute__((unused)) static server server_start(const char *const *flags) {
-    const char *args[32] = {"build/nmc-toy/nmk-serve", "--device", "cpu", "--port", "0"};
+/* Starts it with the arguments, the program's path first, and waits until it listens. */
+__attribute__((unused)) static server server_run(const char *const *args, int seconds) {
     char path[] = "/tmp/nmk-serve-XXXXXX";
     server s = {.log = mkstemp(path)};
     nmk_buf text = {0};
-    int n = 5;
     unlink(path);
-    while (*flags) args[n++] = *flags++;
     s.pid = fork();
     if (!s.pid) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that gives up leaves nothing behind */
         dup2(s.log, 2);
-        execv(args[0], (char *const *)args);
+        execv(args[0], (char *const *)(uintptr_t)args);
         _exit(127);
     }
-    for (int i = 0; i < 2000 && !s.port; i++) {
+    for (int i = 0; i < seconds * 100 && !s.port; i++) {
         usleep(10000);
         server_log(&s, &text);
         const char *at = strstr(text.data, "http://127.0.0.1:");
@@ -51,6 +50,14 @@ __attribute__((unused)) static server server_start(const char *const *flags) {
     }
     nmk_buf_free(&text);
     return s;
+}
+
+/* NULL-terminated flags besides --device cpu --port 0. */
+__attribute__((unused)) static server server_start(const char *const *flags) {
+    const char *args[32] = {"build/nmc-toy/nmk-serve", "--device", "cpu", "--port", "0"};
+    int n = 5;
+    while (*flags) args[n++] = *flags++;
+    return server_run(args, 20);
 }
 
 /* Its exit status after the signal (0: none is sent), or -1 when it does not end in time. */
