@@ -240,7 +240,8 @@ $(foreach m,$(MODELS),$(eval $(call shipped,$(m))))
 test-gpu: gpu
 	@tests/gpu/run
 
-gpu: $(foreach m,$(MODELS) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU))
+gpu: $(foreach m,$(MODELS) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU)) \
+    build/tests/north-mini-code/runtime/load_memory
 
 .PHONY: bench
 bench:
@@ -251,6 +252,7 @@ bench:
 C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.c tests/ops/*.c tests/server/*.c))
 
 build-demo: build/$(TOY)/nmk-run
-build-test: all $(C_TESTS)
+# The one test that needs the shape of the large model.
+build-test: all $(C_TESTS) build/tests/north-mini-code/runtime/load_memory
 
 -include $(shell find build -name '*.d' 2>/dev/null)
