@@ -183,6 +183,7 @@ static int join(nmk_batch *b, nmk_err *e) {
         pthread_mutex_unlock(&b->lock);
         if (!r) return 0;
         if (nmk_engine_take_row(b->engine, slot, r->rq.prompt_tokens + r->rq.max_tokens, e)) return -1;
+        if (r->rq.on_start) r->rq.on_start(r->rq.user, 0); /* nothing is cached yet */
     }
 }
 

@@ -36,10 +36,14 @@ typedef struct {
     const int32_t *prompt; /* copied; at least one token, and fits the engine's max_len with max_tokens */
     int prompt_tokens;
     int max_tokens, min_tokens; /* a stop id ends nothing before it is token min_tokens or later */
-    nmk_sampler sampler; /* bias is copied */
-    const int32_t *stop_ids; /* copied */
+    nmk_sampler sampler;        /* bias is copied */
+    const int32_t *stop_ids;    /* copied */
     int stop_count;
+    uint64_t salt;   /* requests with different salts share no cached pages */
+    uint64_t client; /* whose turn it is in the queue: clients take turns */
     void *user;
+    /* once, when it first gets a row; cached_tokens: of the prompt, found in the cache then; may be NULL */
+    void (*on_start)(void *user, int cached_tokens);
     /* may be NULL; logprobs is good during the call, NULL if not asked for */
     void (*on_token)(void *user, int32_t token, const nmk_logprobs *logprobs);
     /* message: of NMK_BATCH_FAILED, else NULL */

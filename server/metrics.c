@@ -93,10 +93,21 @@ void nmk_metrics_write(const nmk_metrics *m, const nmk_batch_stats *batch, int w
               NMK_METRIC_TOKEN_TIME, model, out);
     histogram("vllm:e2e_request_latency_seconds", "From the request's first byte to its last token.", &m->whole,
               NMK_METRIC_LATENCY, model, out);
+    histogram("vllm:request_time_per_output_token_seconds", "Mean time of an answer's tokens after the first.",
+              &m->token_mean, NMK_METRIC_TOKEN_TIME, model, out);
+    histogram("vllm:request_queue_time_seconds", "Waiting for a row.", &m->queue, NMK_METRIC_LATENCY, model, out);
+    histogram("vllm:request_prefill_time_seconds", "From getting a row to the first token.", &m->prefill,
+              NMK_METRIC_LATENCY, model, out);
+    histogram("vllm:request_decode_time_seconds", "From the first token to the last.", &m->decode, NMK_METRIC_LATENCY,
+              model, out);
+    histogram("vllm:request_inference_time_seconds", "From getting a row to the last token.", &m->inference,
+              NMK_METRIC_LATENCY, model, out);
     histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", &m->prompt_tokens, NMK_METRIC_TOKENS, model, out);
     histogram("vllm:request_generation_tokens", "Tokens of an answer.", &m->tokens, NMK_METRIC_TOKENS, model, out);
-    histogram("vllm:request_params_max_tokens", "Tokens that an answer may have.", &m->max_tokens, NMK_METRIC_TOKENS,
-              model, out);
+    histogram("vllm:request_params_max_tokens", "max_tokens as asked for, or what fits.", &m->max_tokens,
+              NMK_METRIC_TOKENS, model, out);
+    histogram("vllm:request_max_num_generation_tokens", "Tokens that an answer may have.", &m->most_tokens,
+              NMK_METRIC_TOKENS, model, out);
     histogram("vllm:request_params_n", "Answers asked for.", &m->n, NMK_METRIC_N, model, out);
     single("nmk:steps_total", "counter", "Steps of the megakernel.", model, (double)batch->steps, out);
     single("nmk:requests_failed_total", "counter", "Sequences that the engine failed.", model, (double)batch->failed,

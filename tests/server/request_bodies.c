@@ -136,6 +136,16 @@ static void sampling(void) {
               r.sampling.top_k == 40,
           "max_completion_tokens, one stop string", "they differ");
     nmk_request_free(&r);
+    r = chat(
+        "\"seed\":-1,\"temperature\":1e-7,\"logprobs\":true,\"top_logprobs\":0,\"return_tokens_as_token_ids\":true");
+    check(!r.sampling.seeded && r.sampling.temperature == 0 && r.sampling.logprobs == 0 && r.sampling.tokens_as_ids,
+          "seed -1 is none, next to no temperature is greedy", "they are not");
+    nmk_request_free(&r);
+    r = chat("\"temperature\":1e-4,\"top_p\":0,\"min_p\":1,\"top_k\":0,\"repetition_penalty\":0.001");
+    check(r.sampling.temperature == 0.01 && r.sampling.top_p == 0 && r.sampling.min_p == 1 &&
+              r.sampling.repetition_penalty == 0.001,
+          "the least of each", "they differ");
+    nmk_request_free(&r);
     r = chat("\"logprobs\":false,\"top_logprobs\":0,\"stop\":[],\"tools\":[],\"guided_regex\":\"\","
              "\"response_format\":{\"type\":\"text\"},\"continue_final_message\":false,\"tool_choice\":\"none\"");
     check(r.sampling.logprobs == -1 && !r.sampling.stop_count && !r.tools && r.tool_choice_none,
@@ -329,6 +339,35 @@ static void refusals(void) {
                   "Invalid value for 'top_logprobs': 'logprobs' must be true when 'top_logprobs' is given.");
     field_refused("\"logprobs\":true,\"top_logprobs\":21", "top_logprobs", V,
                   "Invalid value for 'top_logprobs': expected at most 20, but got 21.");
+    field_refused("\"top_logprobs\":-1,\"logprobs\":true", "top_logprobs", V,
+                  "Invalid value for 'top_logprobs': expected at least 0, but got -1.");
+    field_refused("\"presence_penalty\":2.01", "presence_penalty", V,
+                  "Invalid value for 'presence_penalty': expected at least -2 and at most 2, but got 2.01.");
+    field_refused("\"frequency_penalty\":-3", "frequency_penalty", V,
+                  "Invalid value for 'frequency_penalty': expected at least -2 and at most 2, but got -3.");
+    field_refused("\"min_p\":1.5", "min_p", V,
+                  "Invalid value for 'min_p': expected at least 0 and at most 1, but got 1.5.");
+    field_refused("\"top_k\":2147483648", "top_k", V,
+                  "Invalid value for 'top_k': expected at least -1, but got 2.14748365e+09.");
+    field_refused("\"repetition_penalty\":-1", "repetition_penalty", V,
+                  "Invalid value for 'repetition_penalty': expected at least 0.001 and at most 100, but got -1.");
+    field_refused("\"n\":2000000000", "n", V,
+                  "Invalid value for 'n': expected at least 1 and at most 128, but got 2e+09.");
+    field_refused("\"logprobs\":3", "logprobs", T,
+                  "Invalid type for 'logprobs': expected a boolean, but got an integer instead.");
+    field_refused("\"logit_bias\":{\"4096\":1}", "logit_bias", V,
+                  "Invalid value for 'logit_bias': \"4096\" is not a token id between 0 and 4095.");
+    field_refused("\"logit_bias\":{\"-1\":1}", "logit_bias", V,
+                  "Invalid value for 'logit_bias': \"-1\" is not a token id between 0 and 4095.");
+    field_refused("\"logit_bias\":{\"99999999999999999999\":1}", "logit_bias", V,
+                  "Invalid value for 'logit_bias': \"99999999999999999999\" is not a token id between 0 and 4095.");
+    field_refused("\"logit_bias\":{\"1\":\"1\"}", "logit_bias", T,
+                  "Invalid type for 'logit_bias': expected numbers, but got a string instead.");
+    field_refused("\"logit_bias\":[1]", "logit_bias", T,
+                  "Invalid type for 'logit_bias': expected an object from token ids to numbers, but got an array "
+                  "instead.");
+    field_refused("\"return_tokens_as_token_ids\":1", "return_tokens_as_token_ids", T,
+                  "Invalid type for 'return_tokens_as_token_ids': expected a boolean, but got an integer instead.");
     field_refused("\"stop\":[\"a\",\"\"]", "stop", V, "Invalid value for 'stop': a stop string must not be empty.");
     field_refused("\"stop\":[1]", "stop", T,
                   "Invalid type for 'stop': expected a string or an array of strings, but got an integer instead.");

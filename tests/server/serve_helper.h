@@ -212,12 +212,16 @@ __attribute__((unused)) static told told_read(const reply *r, bool chat) {
 }
 
 /* The value of a metric without further labels, or -1. */
-__attribute__((unused)) static double metric(int port, const char *name) {
-    reply r = get(port, "/metrics");
+__attribute__((unused)) static double metric_in(const reply *r, const char *name) {
     char *line = xasprintf("\n%s{", name);
-    const char *found = strstr(r.body, line), *value = found ? strchr(found, '}') : NULL;
+    const char *found = strstr(r->body, line), *value = found ? strchr(found, '}') : NULL;
     double v = value ? atof(value + 1) : -1;
     free(line);
+    return v;
+}
+__attribute__((unused)) static double metric(int port, const char *name) {
+    reply r = get(port, "/metrics");
+    double v = metric_in(&r, name);
     reply_free(&r);
     return v;
 }
