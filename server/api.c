@@ -11,6 +11,7 @@
 #include <time.h>
 #include <xxhash.h>
 
+#include "log.h"
 #include "metrics.h"
 #include "parse.h"
 #include "stop.h"
@@ -162,8 +163,56 @@ static void respond(job *j, const nmk_buf *body) {
     if (r) nmk_http_respond(r, 200, "application/json", body->data, body->length);
 }
 
+/* ---------------------------------------------------------------- the log */
+
+static double ms_since(uint64_t from_ns, uint64_t to_ns) {
+    return to_ns > from_ns ? 1e-6 * (double)(to_ns - from_ns) : 0;
+}
+
+/* Messages stay out: they may quote what the client sent. */
+static void log_error(uint64_t id, const nmk_api_error *e) {
+    nmk_log_line l;
+    nmk_log_begin(&l, e->status < 500 ? NMK_LOG_WARNING : NMK_LOG_ERROR,
+                  e->status < 500 ? "request refused" : "request failed");
+    nmk_log_int(&l, "id", (int64_t)id);
+    nmk_log_int(&l, "status", e->status);
+    nmk_log_text(&l, "code", e->code);
+    nmk_log_text(&l, "param", *e->param ? e->param : NULL);
+    nmk_log_end(&l);
+}
+
+/* The engine's own words: they name tasks and tensors, never texts. */
+static void log_engine(const char *message) {
+    nmk_log_line l;
+    nmk_log_begin(&l, NMK_LOG_ERROR, "engine failed");
+    nmk_log_text(&l, "reason", message ? message : "no reason given");
+    nmk_log_end(&l);
+}
+
+/* A request that generated, and ended well or by its client. */
+static void log_job(const job *j, const nmk_usage *usage, const char *message, int status, const char *finish) {
+    nmk_log_line l;
+    uint64_t first_ns = 0, now_ns = nmk_now_ns();
+    for (int i = 0; i < j->choice_count; i++) {
+        uint64_t ns = j->choice[i].first_ns;
+        if (ns && (!first_ns || ns < first_ns)) first_ns = ns;
+    }
+    nmk_log_begin(&l, j->api->o.quiet ? NMK_LOG_DEBUG : NMK_LOG_INFO, message);
+    nmk_log_int(&l, "id", (int64_t)nmk_http_id(j->r));
+    nmk_log_text(&l, "endpoint", nmk_api_routes[j->body == NMK_BODY_CHAT ? CHAT : COMPLETIONS].path);
+    nmk_log_int(&l, "status", status);
+    nmk_log_text(&l, "finish", finish);
+    nmk_log_int(&l, "prompt_tokens", usage->prompt_tokens);
+    nmk_log_int(&l, "cached_tokens", usage->cached_tokens);
+    nmk_log_int(&l, "tokens", usage->completion_tokens);
+    if (first_ns) nmk_log_number(&l, "ttft_ms", ms_since(j->arrived_ns, first_ns));
+    nmk_log_number(&l, "duration_ms", ms_since(j->arrived_ns, now_ns));
+    nmk_log_end(&l);
+}
+
 static void respond_error(nmk_http_response *r, const nmk_api_error *e) {
     nmk_buf body = {0};
+    log_error(nmk_http_id(r), e);
     if (e->status == 503) nmk_http_add_field(r, "Retry-After", "1");
     nmk_reply_error(e, &body);
     nmk_http_respond(r, e->status, "application/json", body.data, body.length);
@@ -450,6 +499,7 @@ static void drop_choices(job *j, nmk_end_kind kind) {
 static void fail_job(job *j, nmk_end_kind kind, const nmk_api_error *e) {
     nmk_http_response *r = take_response(j);
     if (r && nmk_http_streaming(r)) {
+        log_error(nmk_http_id(r), e);
         nmk_stream_fail(&j->stream, e, &j->out);
         nmk_http_send(r, j->out.data, j->out.length);
         nmk_http_finish(r);
@@ -459,14 +509,21 @@ static void fail_job(job *j, nmk_end_kind kind, const nmk_api_error *e) {
     drop_choices(j, kind);
 }
 
-static void finish_job(job *j) {
+static nmk_usage usage_of(const job *j) {
     nmk_usage usage = {.reasoning_tokens = j->reasoning_tokens};
     for (int i = 0; i < j->prompt_count; i++) {
         usage.prompt_tokens += (int)j->prompt[i].count;
         usage.cached_tokens += j->choice[i * j->q.sampling.n].cached; /* further answers find what the first one left */
     }
     for (int i = 0; i < j->choice_count; i++) usage.completion_tokens += j->choice[i].tokens;
+    return usage;
+}
+
+static void finish_job(job *j) {
+    static const char *const finish[] = {NULL, "stop", "length", "tool_calls", "content_filter"};
+    nmk_usage usage = usage_of(j);
     if (!j->r) return;
+    log_job(j, &usage, "request finished", 200, finish[j->said[0].ended]);
     if (j->q.stream) {
         nmk_stream_close(&j->stream, j->q.include_usage ? &usage : NULL, &j->out);
         send_out(j);
@@ -620,7 +677,7 @@ static void take_end(choice *c, nmk_batch_end end, const char *message) {
         case NMK_BATCH_FAILED:
             nmk_api_fail(&e, 500, NULL, "engine_failed", "The engine failed: %s",
                          message ? message : "no reason given");
-            fprintf(stderr, "nmk-serve: a request failed: %s\n", message ? message : "no reason given");
+            log_engine(message);
             fail_job(j, NMK_END_ERROR, &e);
             break;
         }
@@ -911,15 +968,33 @@ static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *
 static void on_closed(void *ctx, nmk_http_response *r) {
     (void)ctx;
     job *j = nmk_http_user(r);
+    if (j->choice) {
+        nmk_usage usage = usage_of(j);
+        log_job(j, &usage, "request cancelled", 499, "cancelled");
+    }
     j->r = NULL;
     drop_choices(j, NMK_END_ABORT);
 }
 
+/* What the HTTP side refused by itself, and what does not generate; the rest has its own lines. */
 static void on_access(void *ctx, const nmk_http_access *a) {
-    (void)ctx;
-    if (a->path && (!strcmp(a->path, "/health") || !strcmp(a->path, "/metrics"))) return;
-    fprintf(stderr, "%s %s %s %d%s %llu bytes %.3f s\n", a->peer, a->method ? a->method : "-", a->path ? a->path : "-",
-            a->status, a->cut ? " cut" : "", (unsigned long long)a->bytes, 1e-9 * (double)(a->done_ns - a->arrived_ns));
+    nmk_api *api = ctx;
+    nmk_log_line l;
+    bool post = a->method && !strcmp(a->method, "POST");
+    bool often = a->path && (!strcmp(a->path, "/health") || !strcmp(a->path, "/metrics"));
+    nmk_log_level level = NMK_LOG_INFO;
+    if (!a->status || post || often || api->o.quiet) level = NMK_LOG_DEBUG;
+    if (!a->handed && a->status) level = NMK_LOG_WARNING;
+    nmk_log_begin(&l, level, a->handed ? "http" : "http refused");
+    nmk_log_int(&l, "id", (int64_t)a->id);
+    nmk_log_text(&l, "peer", a->peer);
+    nmk_log_text(&l, "method", a->method);
+    nmk_log_text(&l, "path", a->path);
+    nmk_log_int(&l, "status", a->status);
+    if (a->cut) nmk_log_text(&l, "cut", "yes");
+    nmk_log_int(&l, "bytes", (int64_t)a->bytes);
+    nmk_log_number(&l, "duration_ms", ms_since(a->arrived_ns, a->done_ns));
+    nmk_log_end(&l);
 }
 
 const nmk_http_callbacks nmk_api_callbacks = {

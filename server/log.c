@@ -106,8 +106,7 @@ static bool add_quoted(nmk_log_line *l, const char *text) {
 static bool plain(const char *text) {
     if (!*text) return false;
     for (; *text; text++)
-        if (*text <= ' ' || *text == '"' || *text == '=' || *text == 0x7f || *text == '\\')
-            return false; /* and > 0x7f */
+        if (*text < '!' || *text > '~' || *text == '"' || *text == '=' || *text == '\\') return false;
     return true;
 }
 

@@ -39,7 +39,7 @@ static const nmk_flag table[] = {
     {"--port", "N", "0 takes a free one (8000)"},
     {"--api-key", "KEY", "clients must send it as Authorization: Bearer; repeatable (none)"},
     {"--served-model-name", "NAME", "what requests call the model; repeatable (the model's own name)"},
-    {"--max-model-len", "N", "tokens of prompt and answer; 32k and 32K are understood (the model's, at most 256K)"},
+    {"--max-model-len", "N", "tokens of prompt and answer, such as 32k (the model's, at most 256K)"},
     {"--max-num-seqs", "N", "sequences decoded together, at most as many as generated (that many)"},
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
     {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
@@ -487,7 +487,8 @@ static int serve(settings *s, nmk_err *e) {
                          .max_len = stats.max_len,
                          .max_rows = s->max_rows && s->max_rows < nmk_rows ? (int)s->max_rows : 0,
                          .limits = x.limits,
-                         .version = version};
+                         .version = version,
+                         .quiet = s->quiet};
     nmk_api_start(api, http, &o);
     catch_signals(http);
     say_ready(s, &stats, &x, http);
