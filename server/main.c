@@ -3,6 +3,7 @@
  * Everything for people goes to stderr.  Exit 0: drained after a signal.  1: it failed.  2: wrong flags. */
 #include <assert.h>
 #include <ctype.h>
+#include <errno.h>
 #include <limits.h>
 #include <malloc.h>
 #include <signal.h>
@@ -30,6 +31,7 @@ typedef struct {
     const char *key[MOST_KEYS], *name[MOST_NAMES];
     int keys, names;
     nmk_log_level log_level;
+    nmk_bar bar; /* lives as long as the options that point to it */
     bool log_json, quiet, no_defaults, help, version;
 } settings;
 
@@ -263,10 +265,11 @@ static nmk_http *serving;
 
 static void on_signal(int number) {
     static volatile sig_atomic_t times;
+    int saved = errno; /* of what was interrupted */
     (void)number;
     nmk_log(NMK_LOG_INFO, times ? "ending: requests that run are cut" : "draining: finishing what runs");
     nmk_http_drain(serving, times ? 0 : -1);
-    times = 1;
+    times = 1, errno = saved;
 }
 
 static void catch_signals(nmk_http *http) {
@@ -286,11 +289,11 @@ static void on_line(void *user, const char *text) {
 
 static int open_engine(nmk_engine **engine, settings *s, nmk_err *e) {
     bool terminal = isatty(STDERR_FILENO) && !s->log_json && s->log_level <= NMK_LOG_INFO;
-    nmk_bar bar = {.terminal = terminal ? stderr : NULL, .say = on_line};
+    s->bar = (nmk_bar){.terminal = terminal ? stderr : NULL, .say = on_line};
     s->options.max_len = (int)s->max_len;
-    s->options.progress = nmk_bar_show, s->options.progress_user = &bar;
+    s->options.progress = nmk_bar_show, s->options.progress_user = &s->bar;
     int rc = nmk_engine_open(engine, &s->options, e);
-    nmk_bar_end(&bar);
+    nmk_bar_end(&s->bar);
     malloc_trim(0); /* tables that only loading needed */
     return rc;
 }
