@@ -82,6 +82,9 @@ typedef struct {
     int logprobs; /* 0: none; n: of the token given and of the n - 1 most likely ones, n at most NMK_TOP_LOGPROBS + 1 */
 } nmk_sampler;
 
+/* Whether a sampler is one: ranges, and tokens below vocab. */
+int nmk_sampler_check(const nmk_sampler *sampler, int vocab, nmk_err *e);
+
 /* Log-probabilities by the model alone: before bias, penalties and temperature. */
 typedef struct {
     float chosen; /* of the token given */
