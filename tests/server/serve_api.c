@@ -105,11 +105,53 @@ static void test_calls(void) {
     say(id, CALL);
     end(id, NMK_BATCH_STOP, NULL);
     r = reply_read(fd);
-    const char *first = strstr(r.body, "\"tool_calls\":[{\"index\":0,\"id\":\"call_");
-    check(first && strstr(first, "\"name\":\"f\"") && strstr(first, "\"finish_reason\":\"tool_calls\"") &&
-              strstr(first, "[DONE]"),
-          "a streamed tool call", "%s", r.body);
-    reply_free(&r);
+    told t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{\"a\": [1, 2.50]}") &&
+              !strcmp(t.reasoning.data, "I call.") && !strcmp(t.ended, "tool_calls"),
+          "a streamed tool call", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    /* Two at once, with an answer before them; a stop string acts on the answer alone, and what it held comes before the
+     * calls. */
+    fd = begin(CHAT, "{\"stream\":true,\"stop\":[\"b c\",\"call\"]," TOOLS "," ASK "}", ++id);
+    say(id,
+        "I call.<|END_THINKING|><|START_TEXT|>a b<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": "
+        "{\"x\": \"b c\"}}, {\"tool_name\": \"f\", \"parameters\": {}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    const char *held = strstr(r.body, "\"content\":\"b\""), *first = strstr(r.body, "tool_calls");
+    check(!t.wrong[0] && t.calls == 2 && !strcmp(t.arguments.data, "{\"x\": \"b c\"} {}") &&
+              !strcmp(t.text.data, "a b") && !strcmp(t.reasoning.data, "I call.") && !strcmp(t.ended, "tool_calls") &&
+              held && held < first,
+          "two calls behind an answer, and stop strings that are not in it", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true,\"parallel_tool_calls\":false," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\"}, {\"tool_name\": \"g\"}]<|END_ACTION|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{}"), "parallel_tool_calls false", "%s: %s",
+          t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"parameters\": {\"a\": 1}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && !t.calls && !strcmp(t.ended, "stop"), "no call, no tool_calls", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": \"xy");
+    end(id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{\"a\": \"xy") && !strcmp(t.ended, "length"),
+          "a streamed call that is cut", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
 
     fd = begin(CHAT, "{\"tool_choice\":\"none\"," TOOLS "," ASK "}", ++id);
     say(id, CALL);
@@ -162,6 +204,40 @@ static void test_stops(void) {
     say(id, " f");
     end(id, NMK_BATCH_CANCEL, NULL);
     told_free(&t), reply_free(&r);
+}
+
+/* Answers of one stream are told apart by their index: each has its role, its text, one finish. */
+static void test_answers(void) {
+    int id = submits + 1, fd = begin(CHAT, "{\"stream\":true,\"n\":2," ASK "}", id + 1);
+    const char *said[] = {"I<|END_THINKING|><|START_TEXT|>one", "You<|END_THINKING|><|START_TEXT|>two"};
+    nmk_ids ids[2] = {ids_of(said[0]), ids_of(said[1])};
+    for (size_t i = 0; i < ids[0].count || i < ids[1].count; i++)
+        for (int k = 0; k < 2; k++)
+            if (i < ids[k].count) token(id + k, ids[k].id[i]);
+    end(id + 1, NMK_BATCH_STOP, NULL);
+    end(id, NMK_BATCH_LENGTH, NULL);
+    reply r = reply_read(fd);
+    nmk_buf text[2] = {0};
+    int roles[2] = {0}, ends[2] = {0}, odd = 0;
+    for (const char *p = strstr(r.body, "data: {"); p; p = strstr(p + 1, "data: {")) {
+        nmk_err e;
+        char *data = xasprintf("%.*s", (int)(strstr(p, "\n\n") - p - 6), p + 6);
+        struct json_object *v = nmk_json_parse(data, strlen(data), &e);
+        int i = int_at(v, "choices.0.index");
+        if (i < 0 || i > 1 || ends[i]) {
+            odd++;
+        } else {
+            nmk_buf_puts(&text[i], text_at(v, "choices.0.delta.content"));
+            roles[i] += *text_at(v, "choices.0.delta.role") != 0;
+            ends[i] += *text_at(v, "choices.0.finish_reason") != 0;
+        }
+        json_object_put(v), free(data);
+    }
+    check(!odd && !strcmp(text[0].data, "one") && !strcmp(text[1].data, "two") && roles[0] == 1 && roles[1] == 1 &&
+              ends[0] == 1 && ends[1] == 1 && strstr(r.body, "data: [DONE]\n\n"),
+          "two answers in one stream", "%s", r.body);
+    for (int k = 0; k < 2; k++) nmk_ids_free(&ids[k]), nmk_buf_free(&text[k]);
+    reply_free(&r);
 }
 
 /* ---------------------------------------------------------------- sampling, logprobs, usage */
@@ -428,6 +504,12 @@ static void test_keys(nmk_api_options o) {
           "salts are of a key and the request's own", "they are not");
 
     /* Four of the first key wait, then one of the second: it is the second one's turn before the first one's last. */
+    reply refused = reply_read(request_open(nmk_http_port(h), "POST", CHAT, fields[0], "{" ASK "}"));
+    check(refused.status == 400 && !strcmp(text_at(refused.json, "error.code"), "chat_template_error") &&
+              strstr(text_at(refused.json, "error.message"), "no user here"),
+          "what a template refuses", "%s", refused.raw.data);
+    reply_free(&refused);
+
     int id = submits + 1, fd[5];
     for (int i = 0; i < 5; i++) {
         fd[i] = request_open(nmk_http_port(h), "POST", TEXT, fields[i == 4], "{\"prompt\":\"x\"}");
@@ -526,6 +608,14 @@ static void test_close(pthread_t thread, nmk_api *api) {
     check(true, "closed while a stream ran", "it was not");
 }
 
+/* A template with an opinion. */
+#define TEMPLATE "build/tests/serve_api.jinja"
+
+static void write_template(void) {
+    FILE *f = fopen(TEMPLATE, "w");
+    if (!f || fputs("{{ raise_exception('no ' + messages[0].role + ' here') }}", f) < 0 || fclose(f)) exit(1);
+}
+
 int main(void) {
     static const char *const names[] = {"toy"};
     static const int32_t stop_ids[] = {4, 2};
@@ -551,18 +641,22 @@ int main(void) {
                          .max_len = 4096,
                          .stall_ms = 50,
                          .version = "test"};
+    write_template();
     nmk_request_limits_init(&o.limits, nmk_tokenizer_size(tokenizer));
     port = nmk_http_port(http);
     nmk_api_start(api, http, &o);
     pthread_create(&thread, NULL, loop, NULL);
     test_calls();
     test_stops();
+    test_answers();
     test_sampler();
     test_logprobs();
     test_streamed_logprobs();
     test_usage();
     o.max_rows = 1;
+    if (nmk_template_load(TEMPLATE, NULL, &o.chat_template, &e)) exit(1);
     test_keys(o);
+    nmk_template_free(o.chat_template);
     test_failures();
     test_stall();
     test_close(thread, api);

@@ -229,6 +229,10 @@ static void test_refusals(int port) {
     check(r.status == 200, "every way to sample", "%s", r.body);
     reply_free(&r);
 
+    r = post(port, CHAT, "{\"temperature\":0,\"max_tokens\":32000," ASK "}");
+    check(r.status == 200, "max_tokens beyond the context is cut to it", "%s", r.body);
+    reply_free(&r);
+
     nmk_buf body = {0};
     nmk_buf_puts(&body, "{\"stream\":true,\"prompt\":[1");
     for (int i = 0; i < 5000; i++) nmk_buf_puts(&body, ",20");
@@ -252,6 +256,68 @@ static void test_refusals(int port) {
     reply_free(&r);
 }
 
+/* What nobody should send: an answer of 400 each, to every endpoint, and the server goes on. */
+static void test_hostile(int port) {
+    static const char *const paths[] = {CHAT, TEXT, "/tokenize", "/detokenize"};
+    nmk_buf deep = {0}, wide = {0}, bias = {0}, tools = {0};
+    nmk_buf_puts(&deep, "{\"messages\":[{\"role\":\"user\",\"content\":");
+    for (int i = 0; i < 100000; i++) nmk_buf_puts(&deep, "[");
+    nmk_buf_puts(
+        &wide, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"prompt\":\"x\",\"tokens\":[1],\"stop\":[\"a\"");
+    for (int i = 0; i < 100000; i++) nmk_buf_puts(&wide, ",\"a\"");
+    nmk_buf_puts(&wide, "],\"temperature\":\"x\",\"add_special_tokens\":2,\"tokens\":3}");
+    nmk_buf_puts(&bias, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"logit_bias\":{\"0\":1");
+    for (int i = 1; i < 100000; i++) nmk_buf_printf(&bias, ",\"%d\":-100", i);
+    nmk_buf_puts(&bias, "}}");
+    nmk_buf_puts(&tools, "{" ASK ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":");
+    for (int i = 0; i < 70; i++) nmk_buf_puts(&tools, "{\"properties\":");
+    nmk_buf_puts(&tools, "1");
+    for (int i = 0; i < 70; i++) nmk_buf_puts(&tools, "}");
+    nmk_buf_puts(&tools, "}}]}");
+    const struct {
+        const char *name, *body;
+    } cases[] = {
+        {"deep JSON", deep.data},
+        {"wide JSON", wide.data},
+        {"deep tools", tools.data},
+        {"nothing", ""},
+        {"blanks", " \n\t"},
+        {"a lone quote", "\""},
+        {"a number", "1e999"},
+        {"bad UTF-8", "{\"model\":\"\xff\xfe\",\"prompt\":\"x\"}"},
+        {"an overlong NUL", "{\"prompt\":\"\xc0\x80\",\"tokens\":[1]}"},
+        {"half a surrogate", "{\"prompt\":\"\\ud800\",\"tokens\":[1],\"messages\":[]}"},
+        {"NaN", "{\"temperature\":NaN,\"prompt\":\"x\"}"},
+        {"Infinity", "{\"top_p\":Infinity,\"prompt\":\"x\"}"},
+        {"1e999", "{\"prompt\":\"x\",\"temperature\":1e999}"},
+        {"an integer beyond 64 bits", "{\"seed\":99999999999999999999,\"prompt\":\"x\"}"},
+        {"a key twice", "{\"n\":1,\"n\":2,\"prompt\":\"x\",\"tokens\":[1]}"},
+        {"a control character", "{\"prompt\":\"a\nb\",\"tokens\":[1]}"},
+        {"comments", "{/* */\"prompt\":\"x\"}"},
+        {"a model that is a list", "{\"model\":[],\"prompt\":\"x\",\"tokens\":[1]}"},
+        {"null everywhere", "{\"messages\":null,\"prompt\":null,\"tokens\":null}"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int refusals = 0;
+        for (size_t k = 0; k < sizeof paths / sizeof *paths; k++) {
+            reply r = post(port, paths[k], cases[i].body);
+            refusals += r.status == 400 && *text_at(r.json, "error.message");
+            if (r.status != 400) printf("# %s: %d %.200s\n", paths[k], r.status, r.body);
+            reply_free(&r);
+        }
+        check(refusals == 4, cases[i].name, "%d of 4 refused", refusals);
+    }
+    refused(port, "a hundred thousand biases", CHAT, bias.data, 400, "invalid_value", "logit_bias");
+    refused(port, "a bias of 1e999", CHAT, "{\"logit_bias\":{\"5\":1e999}," ASK "}", 400, "invalid_json", NULL);
+    refused(port, "a bias that is no number", CHAT, "{\"logit_bias\":{\"5\":null}," ASK "}", 400, NULL, "logit_bias");
+    refused(port, "two billion answers", CHAT, "{\"n\":2000000000," ASK "}", 400, "invalid_value", "n");
+    refused(port, "answers times prompts", TEXT, "{\"n\":100,\"prompt\":[\"a\",\"b\"]}", 400, "invalid_value", "n");
+    nmk_buf_free(&deep), nmk_buf_free(&wide), nmk_buf_free(&bias), nmk_buf_free(&tools);
+    reply r = get(port, "/health");
+    check(r.status == 200, "and it is well", "%d", r.status);
+    reply_free(&r);
+}
+
 static void test_tokens(int port) {
     static const char text[] = "Gr\\u00fc\\u00dfe, \\ud83d\\ude00\\n\\tdef f(x): return x";
     char *body = xasprintf("{\"prompt\":\"%s\",\"add_special_tokens\":false}", text);
@@ -266,6 +332,10 @@ static void test_tokens(int port) {
     r = post(port, "/tokenize", "{" ASK "}");
     check(int_at(r.json, "tokens.0") == 1 && int_at(r.json, "tokens.1") == 3 && int_at(r.json, "count") > 10,
           "a chat's tokens, with one BOS", "%s", r.body);
+    reply_free(&r);
+    r = post(port, "/tokenize", "{\"prompt\":\"<BOS_TOKEN>x\"}");
+    check(int_at(r.json, "tokens.0") == 1 && int_at(r.json, "tokens.1") != 1, "a text that begins with BOS has one",
+          "%s", r.body);
     reply_free(&r);
     refused(port, "a token that is none", "/detokenize", "{\"tokens\":[1,99999999]}", 400, "invalid_value",
             "tokens[1]");
@@ -326,6 +396,15 @@ static void test_key(void) {
     reply r = get(s.port, "/v1/models");
     check(r.status == 401 && *text_at(r.json, "error.message"), "no key", "%d", r.status);
     reply_free(&r);
+    static const char *const guarded[] = {"/v1/models/a",    "/version",  "/v1/chat/completions",
+                                          "/v1/completions", "/tokenize", "/detokenize"};
+    int closed = 0;
+    for (size_t i = 0; i < sizeof guarded / sizeof *guarded; i++) {
+        r = i < 2 ? get(s.port, guarded[i]) : post(s.port, guarded[i], "{}");
+        closed += r.status == 401;
+        reply_free(&r);
+    }
+    check(closed == 6, "no endpoint without a key", "%d of 6", closed);
     r = get(s.port, "/health");
     check(r.status == 200, "health needs no key", "%d", r.status);
     reply_free(&r);
@@ -407,6 +486,7 @@ int main(void) {
     test_tokens(s.port);
     test_seeds(s.port);
     test_refusals(s.port);
+    test_hostile(s.port);
     test_concurrent(s.port);
     test_disconnect(s.port);
     int rc = server_end(&s, SIGTERM, 5000);
