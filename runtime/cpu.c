@@ -34,7 +34,7 @@ static void cpu_close(nmk_machine *m) {
     nmk_vm_close(&c->vm);
     for (int i = 0; i < BLOCKS; i++)
         if (c->block[i].p) munmap(c->block[i].p, c->block[i].bytes);
-    free(m->out), free((void *)(uintptr_t)m->hang);
+    free(m->out), free(m->tops), free((void *)(uintptr_t)m->hang);
     free(c);
 }
 
@@ -88,6 +88,7 @@ static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     vm->kv_full = at(p->kv_full), vm->kv_sliding = at(p->kv_sliding);
     vm->control = at(p->control);
     vm->table_full = at(p->table_full), vm->table_sliding = at(p->table_sliding), vm->table_stride = p->table_stride;
+    vm->adjust = at(p->adjust), vm->tops = (nmk_tops *)at(p->tops) + (size_t)p->out_row * NMK_COLUMNS;
     vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + (size_t)p->out_row * NMK_COLUMNS;
     vm->counters = at(p->counters), vm->epoch = p->epoch;
     char why[sizeof e->text];
@@ -157,6 +158,8 @@ int nmk_cpu_machine_open(nmk_machine **machine, const nmk_options *o, nmk_err *e
     if (c->vm.threads > NMK_VM_THREADS) c->vm.threads = NMK_VM_THREADS;
     m->calls = &calls, m->most_ahead = 1;
     m->out = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->out);
+    m->tops = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->tops);
+    m->tops_address = (uint64_t)(uintptr_t)m->tops;
     m->hang = xcalloc(NMK_HANGS, sizeof *m->hang);
     m->out_address = (uint64_t)(uintptr_t)m->out, m->hang_address = (uint64_t)(uintptr_t)m->hang;
     snprintf(m->name, sizeof m->name, "cpu (%d thread%s)", c->vm.threads, c->vm.threads == 1 ? "" : "s");

@@ -6,6 +6,7 @@
 #include "engine.h"
 
 #include <assert.h>
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
@@ -30,7 +31,11 @@ enum {
 /* A batch has a column for each row. */
 const int nmk_rows = NMK_COLUMNS;
 _Static_assert(NMK_COLUMNS <= NMK_ROWS, "programs have room for this many rows");
+_Static_assert(NMK_TOPS == NMK_TOP_LOGPROBS, "a step gives the alternatives that a request may ask for");
 _Static_assert(sizeof((nmk_stats *)0)->stop_ids / sizeof(int) == NMK_STOP_IDS, "stop ids fit the statistics");
+
+/* What is colder is greedy: its noise is below the rounding of the logits, and logits divided by it may overflow. */
+static const float coldest = 1e-6f;
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -156,6 +161,8 @@ static int open_state(nmk_engine *g, nmk_err *e) {
     nmk_params *p = &g->params;
     if (m->calls->alloc(m, &p->arena, NMK_ARENA_BYTES, "activations", e)) return -1;
     if (m->calls->alloc(m, &p->control, sizeof(nmk_control), "control block", e)) return -1;
+    if (m->calls->alloc(m, &p->adjust, sizeof(nmk_adjust) * NMK_COLUMNS * NMK_VOCAB, "adjustments of logits", e))
+        return -1;
     if (m->calls->alloc(m, &p->counters, COUNTERS_BYTES, "counters", e)) return -1;
     if (m->calls->alloc(m, &p->tickets, TICKETS_BYTES, "tickets", e)) return -1;
     if (m->calls->alloc(m, &p->abort, LINE_BYTES, "abort flag", e)) return -1;
@@ -163,7 +170,7 @@ static int open_state(nmk_engine *g, nmk_err *e) {
     int rc = upload(m, &p->rope, rope, (uint64_t)g->max_len * NMK_HEAD_DIM * sizeof *rope, "rope table", e);
     free(rope);
     if (rc) return -1;
-    p->out = m->out_address, p->hang = m->hang_address;
+    p->out = m->out_address, p->tops = m->tops_address, p->hang = m->hang_address;
     nmk_control control = {0};
     for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
     return nmk_engine_set_control(g, &control, e);
@@ -246,8 +253,8 @@ void nmk_engine_close(nmk_engine *g) {
     if (m) {
         nmk_err ignored;
         const nmk_params *p = &g->params;
-        uint64_t owned[] = {p->weights, p->arena,      p->kv_full,       p->kv_sliding, p->lists,   p->control,
-                            p->rope,    p->table_full, p->table_sliding, p->counters,   p->tickets, p->abort};
+        uint64_t owned[] = {p->weights,    p->arena,         p->kv_full,  p->kv_sliding, p->lists, p->control, p->rope,
+                            p->table_full, p->table_sliding, p->counters, p->tickets,    p->abort, p->adjust};
         if (m->calls->enter(m, &ignored) == 0 && m->calls->wait_all(m, &ignored) == 0)
             for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) m->calls->release(m, owned[i]);
         m->calls->close(m);
@@ -289,21 +296,90 @@ int nmk_engine_drop_row(nmk_engine *g, int row, nmk_err *e) {
     return send_table(g, row, e);
 }
 
+/* ---- sampling ---- */
+
+int nmk_sampler_check(const nmk_sampler *s, int vocab, nmk_err *e) {
+    const struct {
+        const char *name;
+        float value, least, most;
+    } number[] = {
+        {"temperature", s->temperature, 0, FLT_MAX},
+        {"top_p", s->top_p, 0, 1},
+        {"min_p", s->min_p, 0, 1},
+        {"presence_penalty", s->presence_penalty, -FLT_MAX, FLT_MAX},
+        {"frequency_penalty", s->frequency_penalty, -FLT_MAX, FLT_MAX},
+        {"repetition_penalty", s->repetition_penalty, 0, FLT_MAX},
+    };
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
+        if (!(number[i].value >= number[i].least && number[i].value <= number[i].most))
+            return nmk_fail(e, "%s %g, expected %s", number[i].name, (double)number[i].value,
+                            number[i].most == 1    ? "0 to 1"
+                            : number[i].least == 0 ? "0 or more"
+                                                   : "a finite number");
+    if (s->top_k < 0) return nmk_fail(e, "top_k %d, expected 0 or more", s->top_k);
+    if (s->logprobs < 0 || s->logprobs > NMK_TOP_LOGPROBS + 1)
+        return nmk_fail(e, "logprobs %d, expected 0 to %d", s->logprobs, NMK_TOP_LOGPROBS + 1);
+    for (int i = 0; i < s->bias_count; i++) {
+        if (s->bias[i].token < 0 || s->bias[i].token >= vocab)
+            return nmk_fail(e, "logit_bias: token %d is not in 0 to %d", s->bias[i].token, vocab - 1);
+        if (isnan(s->bias[i].bias))
+            return nmk_fail(e, "logit_bias: the bias of token %d is no number", s->bias[i].token);
+    }
+    return 0;
+}
+
+static bool adjusts(const nmk_sampler *s) {
+    return s->bias_count > 0 || s->presence_penalty != 0 || s->frequency_penalty != 0 ||
+           (s->repetition_penalty != 0 && s->repetition_penalty != 1);
+}
+
+static int sampler_flags(const nmk_sampler *s) {
+    int flags = NMK_COLUMN_SAMPLES | (adjusts(s) ? NMK_COLUMN_ADJUSTS : 0) | (s->logprobs ? NMK_COLUMN_LOGPROBS : 0);
+    if (s->temperature < coldest) return flags;
+    if (s->top_k > 0 && s->top_k < NMK_VOCAB) flags |= NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_K;
+    if (s->top_p > 0 && s->top_p < 1) flags |= NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_P;
+    return s->min_p > 0 ? flags | NMK_COLUMN_FILTERS : flags;
+}
+
+int nmk_engine_set_adjust(nmk_engine *g, int row, const nmk_sampler *s, const int32_t *prompt, int prompt_tokens,
+                          const int32_t *generated, int generated_tokens, nmk_err *e) {
+    if (!adjusts(s)) return 0;
+    nmk_adjust *table = xcalloc(NMK_VOCAB, sizeof *table);
+    for (int i = 0; i < s->bias_count; i++) table[s->bias[i].token].bias = s->bias[i].bias;
+    for (int i = 0; i < prompt_tokens; i++) table[prompt[i]].seen |= NMK_SEEN_PROMPT;
+    for (int i = 0; i < generated_tokens; i++) table[generated[i]].seen++;
+    uint64_t bytes = sizeof *table * NMK_VOCAB;
+    int rc = g->machine->calls->queue_write(g->machine, g->params.adjust + (uint64_t)row * bytes, table, bytes, e);
+    free(table);
+    return rc;
+}
+
+void nmk_engine_logprobs(const nmk_engine *g, uint64_t number, int column, const nmk_sampler *s, nmk_logprobs *l) {
+    const nmk_tops *from = &g->machine->tops[number % NMK_OUT_RING * NMK_COLUMNS + (uint64_t)column];
+    *l = (nmk_logprobs){.chosen = from->chosen, .count = s->logprobs - 1};
+    memcpy(l->id, from->id, sizeof l->id);
+    memcpy(l->logprob, from->logprob, sizeof l->logprob);
+}
+
 nmk_column nmk_column_idle(void) { return (nmk_column){.pos = -1}; }
 
 nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_t token, int pos, int remaining) {
-    /* What is colder is greedy: its noise is below the rounding of the logits, and logits divided by it may overflow. */
-    static const float coldest = 1e-6f;
     return (nmk_column){.token = token,
                         .pos = pos,
                         .base = pos,
                         .group = c,
                         .slot = slot,
-                        .flags = 1,
+                        .flags = sampler_flags(sampler),
                         .remaining = remaining,
                         .temperature = sampler->temperature < coldest ? 0 : sampler->temperature,
                         .seed_lo = (uint32_t)sampler->seed,
-                        .seed_hi = (uint32_t)(sampler->seed >> 32)};
+                        .seed_hi = (uint32_t)(sampler->seed >> 32),
+                        .top_k = sampler->top_k,
+                        .top_p = sampler->top_p,
+                        .min_p = sampler->min_p,
+                        .presence = sampler->presence_penalty,
+                        .frequency = sampler->frequency_penalty,
+                        .repetition = sampler->repetition_penalty != 0 ? sampler->repetition_penalty : 1};
 }
 
 int nmk_engine_set_columns(nmk_engine *g, const nmk_column column[NMK_COLUMNS], nmk_err *e) {
@@ -418,9 +494,7 @@ static int check_requests(const nmk_engine *g, const nmk_request *rq, int count,
                             rq[r].prompt_tokens, g->max_len);
         if (rq[r].max_tokens < 1)
             return nmk_fail(e, "prompt %d: max_tokens is %d, at least 1 is needed", r + 1, rq[r].max_tokens);
-        if (!(rq[r].sampler.temperature >= 0) || isinf(rq[r].sampler.temperature))
-            return nmk_fail(e, "prompt %d: temperature %g, expected 0 or more", r + 1,
-                            (double)rq[r].sampler.temperature);
+        if (nmk_sampler_check(&rq[r].sampler, g->vocab, e)) return nmk_fail_in(e, "prompt %d", r + 1);
         for (int i = 0; i < rq[r].prompt_tokens; i++)
             if (rq[r].prompt[i] < 0 || rq[r].prompt[i] >= g->vocab)
                 return nmk_fail(e, "prompt %d: token %d is not in 0 to %d", r + 1, rq[r].prompt[i], g->vocab - 1);
@@ -474,7 +548,7 @@ static int longest(const batch *b) {
 }
 
 /* One step's tokens to the requests that still run. */
-static int deliver(batch *b, const int32_t *out, nmk_err *e) {
+static int deliver(batch *b, uint64_t step, const int32_t *out, nmk_err *e) {
     nmk_engine *g = b->engine;
     for (int r = 0; r < b->count; r++) {
         nmk_request *rq = &b->rq[r];
@@ -487,7 +561,10 @@ static int deliver(batch *b, const int32_t *out, nmk_err *e) {
             rq->finish = NMK_FINISH_STOP;
         else if (rq->tokens == b->limit[r])
             rq->finish = NMK_FINISH_LENGTH;
-        if (b->on_token && b->on_token(b->user, r, token, NULL) && rq->finish == NMK_FINISH_NONE) {
+        nmk_logprobs logprobs;
+        if (rq->sampler.logprobs) nmk_engine_logprobs(g, step, r, &rq->sampler, &logprobs);
+        if (b->on_token && b->on_token(b->user, r, token, rq->sampler.logprobs ? &logprobs : NULL) &&
+            rq->finish == NMK_FINISH_NONE) {
             int32_t ended = -1; /* the machine stops the column too, a few steps later */
             uint64_t pos = g->params.control + offsetof(nmk_control, column) + sizeof(nmk_column) * (uint64_t)r +
                            offsetof(nmk_column, pos);
@@ -508,6 +585,7 @@ static int decode(batch *b, nmk_err *e) {
         const nmk_request *rq = &b->rq[r];
         int last = rq->prompt_tokens - 1;
         column[r] = nmk_column_decode(&rq->sampler, r, r, rq->prompt[last], last, b->limit[r]);
+        if (nmk_engine_set_adjust(g, r, &rq->sampler, rq->prompt, rq->prompt_tokens, NULL, 0, e)) return -1;
     }
     if (nmk_engine_set_columns(g, column, e)) return -1;
     uint64_t first = g->steps, number;
@@ -519,7 +597,8 @@ static int decode(batch *b, nmk_err *e) {
             queued++;
         }
         const int32_t *out;
-        if (nmk_engine_wait_step(g, first + (uint64_t)done, &out, e) || deliver(b, out, e)) return -1;
+        const uint64_t step = first + (uint64_t)done;
+        if (nmk_engine_wait_step(g, step, &out, e) || deliver(b, step, out, e)) return -1;
         g->stats.decode_steps++;
     }
     /* Steps queued past the end find no live column; they must be over before rows are given back. */

@@ -1,7 +1,8 @@
 /* The GPU as a machine: one stream, one kernel, steps queued back to back.
  *
  * Owns: the context, the module, pinned memory.  A step is timed by an event after it: those of the last steps are a
- * ring.  So are the staging slots of queued writes, each with an event that is waited for before the slot's reuse. */
+ * ring.  So are the staging slots of queued writes, many small ones and a few large ones, each with an event that is
+ * waited for before the slot's reuse. */
 #include "machine.h"
 
 #include <assert.h>
@@ -17,10 +18,20 @@ enum {
     STEP_THREADS = 384,
     EVENTS = 65, /* the last 64 steps and the one before */
     STAGES = 32,
+    STAGE_BYTES = 4096,
+    LARGE_STAGES = 2, /* of NMK_QUEUED_BYTES */
     MOST_SOURCE = 64 << 20,
     POLL_NS = 20000,
     LOST_S = 60 /* a step that takes longer is given up; the kernel's own bound on waits is seconds */
 };
+
+typedef struct {
+    uint8_t *memory; /* pinned */
+    CUevent done[STAGES];
+    int slots;
+    size_t slot_bytes;
+    uint64_t used; /* ever */
+} staging;
 
 typedef struct {
     nmk_machine base;
@@ -30,12 +41,27 @@ typedef struct {
     CUfunction step;
     CUevent step_done[EVENTS];
     uint64_t steps; /* queued */
-    uint8_t *staging;
-    CUevent staged[STAGES];
-    uint64_t stages_used;
+    staging small, large;
 } gpu_machine;
 
 static gpu_machine *of(nmk_machine *m) { return (gpu_machine *)m; }
+
+static int open_staging(staging *s, int slots, size_t slot_bytes, nmk_err *e) {
+    void *p;
+    s->slots = slots, s->slot_bytes = slot_bytes;
+    CU(e, cuMemHostAlloc(&p, (size_t)slots * slot_bytes, CU_MEMHOSTALLOC_PORTABLE));
+    s->memory = p;
+    for (int i = 0; i < slots; i++) CU(e, cuEventCreate(&s->done[i], CU_EVENT_DISABLE_TIMING));
+    return 0;
+out:
+    return -1;
+}
+
+static void close_staging(staging *s) {
+    for (int i = 0; i < s->slots; i++)
+        if (s->done[i]) nmk_cuda.cuEventDestroy(s->done[i]);
+    if (s->memory) nmk_cuda.cuMemFreeHost(s->memory);
+}
 
 static void gpu_close(nmk_machine *m) {
     gpu_machine *g = of(m);
@@ -44,10 +70,9 @@ static void gpu_close(nmk_machine *m) {
         if (g->stream) nmk_cuda.cuStreamSynchronize(g->stream);
         for (int i = 0; i < EVENTS; i++)
             if (g->step_done[i]) nmk_cuda.cuEventDestroy(g->step_done[i]);
-        for (int i = 0; i < STAGES; i++)
-            if (g->staged[i]) nmk_cuda.cuEventDestroy(g->staged[i]);
-        if (g->staging) nmk_cuda.cuMemFreeHost(g->staging);
+        close_staging(&g->small), close_staging(&g->large);
         if (m->out) nmk_cuda.cuMemFreeHost(m->out);
+        if (m->tops) nmk_cuda.cuMemFreeHost(m->tops);
         if (m->hang) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)m->hang);
         if (g->module) nmk_cuda.cuModuleUnload(g->module);
         if (g->stream) nmk_cuda.cuStreamDestroy(g->stream);
@@ -156,14 +181,15 @@ out:
 
 static int gpu_queue_write(nmk_machine *m, uint64_t dst, const void *src, uint64_t bytes, nmk_err *e) {
     gpu_machine *g = of(m);
-    assert(bytes <= NMK_QUEUED_BYTES);
-    int slot = (int)(g->stages_used % STAGES);
-    if (g->stages_used >= STAGES && wait_event(m, g->staged[slot], e)) return -1;
-    uint8_t *stage = g->staging + slot * NMK_QUEUED_BYTES;
+    staging *s = bytes <= STAGE_BYTES ? &g->small : &g->large;
+    assert(bytes <= s->slot_bytes);
+    int slot = (int)(s->used % (uint64_t)s->slots);
+    if (s->used >= (uint64_t)s->slots && wait_event(m, s->done[slot], e)) return -1;
+    uint8_t *stage = s->memory + (size_t)slot * s->slot_bytes;
     memcpy(stage, src, bytes);
     CU(e, cuMemcpyHtoDAsync(dst, stage, bytes, g->stream));
-    CU(e, cuEventRecord(g->staged[slot], g->stream));
-    g->stages_used++;
+    CU(e, cuEventRecord(s->done[slot], g->stream));
+    s->used++;
     return 0;
 out:
     return -1;
@@ -288,12 +314,13 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *o,
     snprintf(m->name, sizeof m->name, "cuda:%d (%s)", index, g->gpu.name);
     CU(e, cuStreamCreate(&g->stream, CU_STREAM_NON_BLOCKING));
     for (int i = 0; i < EVENTS; i++) CU(e, cuEventCreate(&g->step_done[i], CU_EVENT_DEFAULT));
-    for (int i = 0; i < STAGES; i++) CU(e, cuEventCreate(&g->staged[i], CU_EVENT_DISABLE_TIMING));
+    if (open_staging(&g->small, STAGES, STAGE_BYTES, e) || open_staging(&g->large, LARGE_STAGES, NMK_QUEUED_BYTES, e))
+        goto out;
     void *p;
-    CU(e, cuMemHostAlloc(&p, (size_t)STAGES * NMK_QUEUED_BYTES, CU_MEMHOSTALLOC_PORTABLE));
-    g->staging = p;
     if (mapped(&p, &m->out_address, sizeof(int32_t) * NMK_OUT_RING * NMK_COLUMNS, e)) goto out;
     m->out = p;
+    if (mapped(&p, &m->tops_address, sizeof(nmk_tops) * NMK_OUT_RING * NMK_COLUMNS, e)) goto out;
+    m->tops = p;
     if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_HANGS, e)) goto out;
     m->hang = p;
     if (load_kernel(g, o, e)) goto out;

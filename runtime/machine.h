@@ -13,18 +13,20 @@
 
 typedef struct nmk_machine nmk_machine;
 
-enum { NMK_QUEUED_BYTES = 4096 }; /* of one queued write, at most */
+/* Of one queued write, at most: a whole table of adjustments. */
+enum { NMK_QUEUED_BYTES = NMK_VOCAB * (int)sizeof(nmk_adjust) };
 
 struct nmk_machine {
     const struct nmk_machine_calls *calls;
     char name[128]; /* for users */
     bool on_gpu;
-    bool lost;                          /* nothing works any more: not even giving memory back */
-    int most_ahead;                     /* steps worth queueing */
-    int32_t *out;                       /* [NMK_OUT_RING][NMK_COLUMNS], readable by the host while steps run */
-    volatile nmk_hang *hang;            /* [NMK_HANGS], likewise */
-    uint64_t out_address, hang_address; /* of the two, for nmk_params */
-    nmk_jit_result kernel;              /* of the GPU: resources; log and cubin already freed */
+    bool lost;               /* nothing works any more: not even giving memory back */
+    int most_ahead;          /* steps worth queueing */
+    int32_t *out;            /* [NMK_OUT_RING][NMK_COLUMNS], readable by the host while steps run */
+    nmk_tops *tops;          /* [NMK_OUT_RING][NMK_COLUMNS], likewise */
+    volatile nmk_hang *hang; /* [NMK_HANGS], likewise */
+    uint64_t out_address, tops_address, hang_address; /* of the three, for nmk_params */
+    nmk_jit_result kernel;                            /* of the GPU: resources; log and cubin already freed */
     double kernel_seconds;
 };
 

@@ -58,17 +58,20 @@ enum { NMK_TOP_LOGPROBS = 20 }; /* most alternatives to a token */
  * after division by the temperature count as equal and stay or go together.  Zeroed: greedy,
  * everything off. */
 typedef struct {
-    float temperature; /* 0: greedy; top_k, top_p and min_p then change nothing */
-    uint64_t seed;     /* same seed, same text, whatever else is in the batch */
-    int top_k;         /* 0: all */
-    float top_p;       /* 0 or 1: all */
-    float min_p;       /* least probability, in units of the most likely token's; 0: all */
+    float temperature;                         /* 0: greedy; top_k, top_p and min_p then change nothing */
+    uint64_t seed;                             /* same seed, same text, whatever else is in the batch */
+    int top_k;                                 /* 0: all */
+    float top_p;                               /* 0 or 1: all */
+    float min_p;                               /* least probability, in units of the most likely token's; 0: all */
     float presence_penalty, frequency_penalty; /* of tokens generated; 0: off */
     float repetition_penalty;                  /* of tokens in the prompt or generated; 0 or 1: off */
     const nmk_bias *bias;                      /* added to logits; each token once */
     int bias_count;
     int logprobs; /* 0: none; n: of the token given and of the n - 1 most likely ones, n at most NMK_TOP_LOGPROBS + 1 */
 } nmk_sampler;
+
+/* Whether a sampler is one: ranges, and tokens below vocab. */
+int nmk_sampler_check(const nmk_sampler *sampler, int vocab, nmk_err *e);
 
 /* Log-probabilities by the model alone: before bias, penalties and temperature. */
 typedef struct {
