@@ -400,14 +400,16 @@ static void test_streamed_logprobs(void) {
     }
     check(!wrong_with[0], "streamed logprobs come once, in order, with their text", "%s", wrong_with);
     check(cut > 5 && cut < ROUNDS - 5, "some were cut by a stop string", "%d of %d", cut, (int)ROUNDS);
+}
 
-    /* A chat: markers and the stop id too. */
-    static const char said[] = "I<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": 1}}]"
-                               "<|END_ACTION|><|END_OF_TURN_TOKEN|>";
+/* A streamed chat: the logprobs of all chunks, put together, name every token of what was said, in order. */
+static void chat_likely(const char *name, const char *more, const char *said, const char *content, const char *ended) {
     nmk_ids ids = ids_of(said);
     nmk_buf all = {0};
-    int id = submits + 1, fd = begin(CHAT, "{\"stream\":true,\"logprobs\":true," TOOLS "," ASK "}", id), next = 0;
+    char *body = xasprintf("{\"stream\":true,\"logprobs\":true%s," TOOLS "," ASK "}", more);
+    int id = submits + 1, fd = begin(CHAT, body, id), next = 0;
     bool good = true;
+    nmk_buf_puts(&all, "");
     say_likely(id, &ids, 0, ids.count);
     end(id, NMK_BATCH_STOP, NULL);
     reply r = reply_read(fd);
@@ -419,9 +421,28 @@ static void test_streamed_logprobs(void) {
         json_object_put(v), free(data);
     }
     told t = told_read(&r, true);
-    check(good && !strcmp(all.data, said) && !strcmp(t.ended, "tool_calls"), "a streamed call's logprobs", "%s: %s",
-          shown(all.data), shown(r.body));
-    told_free(&t), reply_free(&r), nmk_ids_free(&ids), nmk_buf_free(&all);
+    check(good && !t.wrong[0] && !strcmp(all.data, said) && !strcmp(t.text.data, content) && !strcmp(t.ended, ended),
+          name, "%s: %s: %s", t.wrong, shown(all.data), shown(r.body));
+    told_free(&t), reply_free(&r), nmk_ids_free(&ids), nmk_buf_free(&all), free(body);
+}
+
+static void test_chat_logprobs(void) {
+    chat_likely("a streamed call's logprobs", "",
+                "I<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": 1}}]<|END_ACTION|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "", "tool_calls");
+    chat_likely("characters in parts, in reasoning and answer", "",
+                "\xf0\x9f\x98\x80 \xf0\x9f\x98\x80\n<|END_THINKING|><|START_TEXT|>\xf0\x9f\x98\x80.<|END_TEXT|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "\xf0\x9f\x98\x80.", "stop");
+    chat_likely("citations", "",
+                "<co>So</co: 0:[1]> it is<|END_THINKING|><|START_TEXT|>It is <co>42</co: 0:[1,2]>, <co><|END_TEXT|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "It is 42, <co>", "stop");
+    chat_likely("text held by a stop string, then a call", ",\"stop\":\"a b c\"",
+                "<|END_THINKING|><|START_TEXT|>x a b<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\"}]<|END_ACTION|>",
+                "x a b", "tool_calls");
+    chat_likely("nothing but markers", "", "<|END_THINKING|><|END_OF_TURN_TOKEN|>", "", "stop");
 }
 
 static void start(int id, int cached) { submitted[id - 1].on_start(submitted[id - 1].user, cached); }
@@ -652,6 +673,7 @@ int main(void) {
     test_sampler();
     test_logprobs();
     test_streamed_logprobs();
+    test_chat_logprobs();
     test_usage();
     o.max_rows = 1;
     if (nmk_template_load(TEMPLATE, NULL, &o.chat_template, &e)) exit(1);
