@@ -698,6 +698,7 @@ static int submit(choice *c, nmk_err *e) {
                                  .stop_count = count,
                                  .salt = salt_of(j),
                                  .client = (uint64_t)(j->key + 1),
+                                 .exact = s->seeded, /* the same seed, the same text, whatever is cached */
                                  .user = c,
                                  .on_start = on_start,
                                  .on_token = on_token,
@@ -862,6 +863,7 @@ static void reply_health(nmk_api *api, nmk_http_response *r) {
     nmk_batch_stats s;
     nmk_batch_read_stats(api->o.batch, &s);
     uint64_t since = s.last_step_ms > api->busy_since_ms ? s.last_step_ms : api->busy_since_ms, now = now_ms();
+    if (!s.ready) since = api->busy_since_ms = now; /* what waits has its time from when it can go on */
     uint64_t still_ms = api->submitted && now > since ? now - since : 0;
     bool stalled = still_ms > (uint64_t)api->o.stall_ms;
     if (stalled != api->stalled)
@@ -871,6 +873,8 @@ static void reply_health(nmk_api *api, nmk_http_response *r) {
     api->stalled = stalled;
     if (s.lost)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_lost", "The engine is lost.");
+    else if (!s.ready)
+        nmk_http_respond_error(r, 503, NULL, NULL, "engine_not_ready", "The engine is being opened anew.");
     else if (stalled)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_stalled", "No step for %llu s while %d sequences run.",
                                (unsigned long long)still_ms / 1000, s.running);

@@ -70,7 +70,16 @@ static bool adds_up(const char *name) {
 
 int main(void) {
     nmk_metrics m = {0};
-    nmk_batch_stats s = {.running = 3, .waiting = 2, .prompt_tokens = 100, .tokens = 50};
+    nmk_batch_stats s = {.running = 3,
+                         .waiting = 2,
+                         .prompt_tokens = 100,
+                         .tokens = 50,
+                         .cache_queries = 90,
+                         .cache_hits = 64,
+                         .preemptions = 5,
+                         .rebuilds = 1,
+                         .kv_used = 0.25,
+                         .ready = true};
     nmk_buf text = {0};
     m.ended[NMK_END_LENGTH] = 7;
     nmk_histogram *const times[] = {&m.first_token, &m.whole, &m.queue, &m.prefill, &m.decode, &m.inference};
@@ -82,30 +91,35 @@ int main(void) {
     nmk_metrics_write(&m, &s, 4, "a\"b", &text);
     check(read_text(text.data), "every line is a sample of a known type", "one is not");
 
-    static const char *const wanted[] = {
-        "vllm:num_requests_running",    "vllm:num_requests_waiting",  "vllm:prompt_tokens_total",
-        "vllm:generation_tokens_total", "vllm:request_success_total",
+    static const struct {
+        const char *name;
+        double value;
+    } wanted[] = {
+        {"vllm:num_requests_running", 3},
+        {"vllm:num_requests_waiting", 6}, /* here and there */
+        {"vllm:prompt_tokens_total", 100},
+        {"vllm:generation_tokens_total", 50},
+        {"vllm:kv_cache_usage_perc", 0.25},
+        {"vllm:gpu_cache_usage_perc", 0.25},
+        {"vllm:prefix_cache_queries_total", 90},
+        {"vllm:prefix_cache_hits_total", 64},
+        {"vllm:num_preemptions_total", 5},
+        {"nmk:engine_rebuilds_total", 1},
+        {"nmk:engine_ready", 1},
+        {"nmk:engine_lost", 0},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
-        check(value_of(wanted[i], "") >= 0, wanted[i], "it is not there");
-    check(value_of("vllm:num_requests_waiting", "") == 6, "those that wait, here and there", "%g",
-          value_of("vllm:num_requests_waiting", ""));
+        check(value_of(wanted[i].name, "") == wanted[i].value, wanted[i].name, "%g", value_of(wanted[i].name, ""));
     check(value_of("vllm:request_success_total", "finished_reason=\"length\"") == 7, "ends by reason",
           "another number");
     static const char *const histograms[] = {
-        "vllm:time_to_first_token_seconds",
-        "vllm:inter_token_latency_seconds",
-        "vllm:request_time_per_output_token_seconds",
-        "vllm:e2e_request_latency_seconds",
-        "vllm:request_queue_time_seconds",
-        "vllm:request_prefill_time_seconds",
-        "vllm:request_decode_time_seconds",
-        "vllm:request_inference_time_seconds",
-        "vllm:request_prompt_tokens",
-        "vllm:request_generation_tokens",
-        "vllm:request_params_max_tokens",
-        "vllm:request_max_num_generation_tokens",
-        "vllm:request_params_n",
+        "vllm:time_to_first_token_seconds",       "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",     "vllm:request_time_per_output_token_seconds",
+        "vllm:e2e_request_latency_seconds",       "vllm:request_queue_time_seconds",
+        "vllm:request_prefill_time_seconds",      "vllm:request_decode_time_seconds",
+        "vllm:request_inference_time_seconds",    "vllm:request_prompt_tokens",
+        "vllm:request_generation_tokens",         "vllm:request_params_max_tokens",
+        "vllm:request_max_num_generation_tokens", "vllm:request_params_n",
     };
     for (size_t i = 0; i < sizeof histograms / sizeof *histograms; i++)
         check(!strcmp(kind_of(histograms[i]), "histogram") && adds_up(histograms[i]), histograms[i],

@@ -12,7 +12,7 @@ enum { MOST = 512 };
 /* What was submitted; by its id - 1. */
 static nmk_batch_request submitted[MOST];
 static atomic_int submits, cancels;
-static _Atomic bool full, lost;
+static _Atomic bool full, lost, opening;
 
 int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nmk_err *e) {
     (void)b;
@@ -27,7 +27,7 @@ void nmk_batch_cancel(nmk_batch *b, uint64_t id) { (void)b, (void)id, cancels++;
 
 void nmk_batch_read_stats(nmk_batch *b, nmk_batch_stats *s) {
     (void)b;
-    *s = (nmk_batch_stats){.lost = lost, .waiting = full ? 1024 : 0};
+    *s = (nmk_batch_stats){.lost = lost, .ready = !lost && !opening, .waiting = full ? 1024 : 0};
 }
 
 /* ---------------------------------------------------------------- */
@@ -256,6 +256,7 @@ static void test_sampler(void) {
     check(s->bias_count == 2 && s->bias[0].token == 5 && s->bias[0].bias == 2.5f && s->bias[1].token == 20 &&
               s->bias[1].bias == -100,
           "so is the bias", "it differs");
+    check(submitted[id - 1].exact && submitted[id].exact, "a seed's text is exact", "it need not be");
     check(s->seed == 9 && t->seed == 10 && t->top_k == 7, "each answer has a seed of its own", "%d %d", (int)s->seed,
           (int)t->seed);
     close(fd);
@@ -267,7 +268,7 @@ static void test_sampler(void) {
     fd = begin(CHAT, "{" ASK "}", ++id);
     s = &submitted[id - 1].sampler;
     check(s->top_k == 0 && s->top_p == 1 && s->min_p == 0 && s->logprobs == 0 && s->presence_penalty == 0 &&
-              s->frequency_penalty == 0 && s->repetition_penalty == 1,
+              s->frequency_penalty == 0 && s->repetition_penalty == 1 && !submitted[id - 1].exact,
           "a request that asks for nothing", "it gets something");
     close(fd);
     for (int i = id - 3; i <= id; i++) end(i, NMK_BATCH_CANCEL, NULL);
@@ -583,6 +584,22 @@ static void test_failures(void) {
           "a full queue", "%s", r.raw.data);
     reply_free(&r);
     full = false;
+    opening = true;
+    r = get(port, "/health");
+    check(r.status == 503 && !strcmp(text_at(r.json, "error.code"), "engine_not_ready"),
+          "health of an engine that is opened anew", "%s", r.raw.data);
+    reply_free(&r);
+    fd = begin(CHAT, "{" ASK "}", ++id);
+    opening = false;
+    usleep(20000);
+    r = get(port, "/health");
+    check(r.status == 200, "and when it is there", "%s", r.raw.data);
+    reply_free(&r);
+    say(id, "I");
+    end(id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    check(r.status == 200, "a request waits for it", "%s", r.raw.data);
+    reply_free(&r);
     lost = true;
     r = get(port, "/health");
     check(r.status == 503, "health of a lost engine", "%d", r.status);

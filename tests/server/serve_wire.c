@@ -365,6 +365,34 @@ static void test_concurrent(int port) {
     }
 }
 
+/* Cached tokens that usage tells of, for a prompt of 200 tokens that begin with `first`. */
+static int cached(int port, const char *field, int first, const char *more) {
+    nmk_buf body = {0};
+    nmk_buf_printf(&body, "{\"max_tokens\":1,\"temperature\":0%s,\"prompt\":[%d", more, first);
+    for (int i = 1; i < 200; i++) nmk_buf_printf(&body, ",%d", 20 + i);
+    nmk_buf_puts(&body, "]}");
+    reply r = reply_read(request_open(port, "POST", TEXT, field, body.data));
+    int n = int_at(r.json, "usage.prompt_tokens_details.cached_tokens");
+    if (int_at(r.json, "usage.prompt_tokens") != 200) check(false, "a prompt of 200 tokens", "%s", r.raw.data);
+    reply_free(&r), nmk_buf_free(&body);
+    return n;
+}
+
+static void test_cache(int port) {
+    double hits = metric(port, "vllm:prefix_cache_hits_total");
+    int n[] = {cached(port, "", 7, ""),
+               cached(port, "", 7, ""),
+               cached(port, "", 8, ""),
+               cached(port, "", 7, ",\"cache_salt\":\"s\""),
+               cached(port, "", 7, ",\"cache_salt\":\"s\""),
+               cached(port, "", 7, ",\"seed\":1")};
+    check(!n[0] && n[1] >= 128 && n[1] < 200 && !n[2], "a prompt that comes again is cached, another is not",
+          "%d, %d, %d", n[0], n[1], n[2]);
+    check(!n[3] && n[4] == n[1] && n[5] == n[1], "salts are apart", "%d, %d, without %d", n[3], n[4], n[5]);
+    check(metric(port, "vllm:prefix_cache_hits_total") - hits == n[1] + n[4] + n[5], "hits are counted", "%g",
+          metric(port, "vllm:prefix_cache_hits_total") - hits);
+}
+
 static void test_disconnect(int port) {
     nmk_buf text = {0};
     int fd = request_open(port, "POST", TEXT, "", "{\"stream\":true," LONG "}");
@@ -414,6 +442,9 @@ static void test_key(void) {
           "a key, names, a length", "%s", r.body);
     reply_free(&r);
     static const char key[] = "Authorization: Bearer one\r\n";
+    int mine = cached(s.port, key, 7, ""), other = cached(s.port, "Authorization: Bearer two\r\n", 7, "");
+    mine += cached(s.port, key, 7, "");
+    check(mine >= 128 && !other, "keys share no cache", "%d, %d", mine, other);
     int first = request_open(s.port, "POST", TEXT, key, "{\"stream\":true," LONG "}");
     metric_becomes(s.port, "vllm:num_requests_running", 1, 1000);
     int second = request_open(s.port, "POST", TEXT, key, "{\"model\":\"b/c\",\"prompt\":\"x\",\"max_tokens\":4}");
@@ -488,6 +519,7 @@ int main(void) {
     test_refusals(s.port);
     test_hostile(s.port);
     test_concurrent(s.port);
+    test_cache(s.port);
     test_disconnect(s.port);
     int rc = server_end(&s, SIGTERM, 5000);
     check(rc == 0, "ends well", "%d", rc);
