@@ -304,22 +304,25 @@ void nmk_engine_stats(const nmk_engine *g, nmk_stats *stats) { *stats = g->stats
 /* ---- rows and columns ---- */
 
 /* Queued, so that steps in flight go on. */
-static int send_table(nmk_engine *g, int row, nmk_err *e) {
-    uint64_t bytes = sizeof(int32_t) * (uint64_t)g->kv.stride;
+int nmk_engine_send_row(nmk_engine *g, int row, nmk_err *e) {
+    nmk_kv_row *r = &g->kv.row[row];
     uint64_t address[2] = {g->params.table_full, g->params.table_sliding};
+    uint64_t first = (uint64_t)row * (uint64_t)g->kv.stride + (uint64_t)r->changed;
+    uint64_t bytes = sizeof(int32_t) * (uint64_t)(r->changed_end - r->changed);
     for (int k = 0; k < 2; k++) {
-        const uint8_t *from = (const uint8_t *)(g->kv.table[k] + (size_t)row * (size_t)g->kv.stride);
+        const uint8_t *from = (const uint8_t *)(g->kv.table[k] + first);
         for (uint64_t at = 0; at < bytes; at += NMK_QUEUED_BYTES)
-            if (g->machine->calls->queue_write(g->machine, address[k] + (uint64_t)row * bytes + at, from + at,
+            if (g->machine->calls->queue_write(g->machine, address[k] + sizeof(int32_t) * first + at, from + at,
                                                min_u64(bytes - at, NMK_QUEUED_BYTES), e))
                 return -1;
     }
+    r->changed = r->changed_end = 0;
     return 0;
 }
 
 int nmk_engine_take_row(nmk_engine *g, int row, int tokens, nmk_err *e) {
     if (nmk_kv_take(&g->kv, row, tokens, e)) return -1;
-    if (send_table(g, row, e)) {
+    if (nmk_engine_send_row(g, row, e)) {
         nmk_kv_drop(&g->kv, row);
         return -1;
     }
@@ -328,7 +331,28 @@ int nmk_engine_take_row(nmk_engine *g, int row, int tokens, nmk_err *e) {
 
 int nmk_engine_drop_row(nmk_engine *g, int row, nmk_err *e) {
     nmk_kv_drop(&g->kv, row);
-    return send_table(g, row, e);
+    g->kv.row[row].changed_end = g->kv.stride;
+    return nmk_engine_send_row(g, row, e);
+}
+
+/* Pages next to each other are one piece of memory. */
+int nmk_engine_wipe_row(nmk_engine *g, int row, nmk_err *e) {
+    const nmk_kv *kv = &g->kv;
+    const nmk_kv_row *r = &kv->row[row];
+    uint64_t pool[2] = {g->params.kv_full, g->params.kv_sliding};
+    assert(r->tokens < 0);
+    for (int k = 0; k < 2; k++) {
+        const int32_t *page = kv->table[k] + (size_t)row * (size_t)kv->stride;
+        uint64_t bytes = nmk_kv_page_bytes(&kv->shape, k);
+        for (int p = k ? r->first : 0, n; bytes && p < r->held; p += n) {
+            n = 1;
+            if (kv->page[k][page[p]].refs > 1) continue;
+            while (p + n < r->held && page[p + n] == page[p] + n && kv->page[k][page[p + n]].refs == 1) n++;
+            if (g->machine->calls->fill(g->machine, pool[k] + bytes * (uint64_t)page[p], 0, bytes * (uint64_t)n, e))
+                return -1;
+        }
+    }
+    return 0;
 }
 
 /* ---- sampling ---- */

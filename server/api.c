@@ -104,6 +104,7 @@ struct nmk_api {
     int turn_count;
     uint64_t secret;        /* so that nobody can make two salts alike */
     uint64_t busy_since_ms; /* when the first of those that run now was submitted */
+    bool stalled;           /* as /health saw it last */
 
     pthread_t worker;
     bool has_worker;
@@ -391,6 +392,15 @@ static void answer(choice *c, const char *text, size_t bytes) {
     say_text(c, scratch->data, scratch->length);
 }
 
+/* The text ended without a stop string. */
+static void answer_ends(choice *c) {
+    nmk_buf *scratch = &c->job->api->scratch;
+    scratch->length = 0;
+    nmk_stop_end(c->stop, scratch);
+    c->out += scratch->length;
+    say_text(c, scratch->data, scratch->length);
+}
+
 static void on_said(void *user, const nmk_said *said) {
     choice *c = user;
     job *j = c->job;
@@ -408,6 +418,7 @@ static void on_said(void *user, const nmk_said *said) {
         nmk_stream_reasoning(&j->stream, c->index, said->text, said->bytes, &j->out);
         return;
     case NMK_SAID_CALL:
+        answer_ends(c); /* no stop string goes on behind a call */
         if (!stream) {
             nmk_reply_choice_call(c->said, said->id, said->name);
             return;
@@ -557,12 +568,7 @@ static void complete(choice *c, bool cut) {
     nmk_api *api = j->api;
     nmk_metrics *m = &api->metrics;
     if (c->parser) nmk_parser_end(c->parser); /* says what it held back, unless a stop string is met */
-    if (!c->met) {
-        api->scratch.length = 0;
-        nmk_stop_end(c->stop, &api->scratch);
-        c->out += api->scratch.length;
-        say_text(c, api->scratch.data, api->scratch.length);
-    }
+    if (!c->met) answer_ends(c);
     cut = cut && !c->met;
     nmk_ended ended = c->parser ? nmk_parser_ended(c->parser, cut) : cut ? NMK_ENDED_LENGTH : NMK_ENDED_STOP;
     if (c->parser) j->reasoning_tokens += nmk_parser_reasoning_tokens(c->parser);
@@ -749,6 +755,7 @@ static int submit(choice *c, nmk_err *e) {
                                  .stop_count = count,
                                  .salt = salt_of(j),
                                  .client = (uint64_t)(j->key + 1),
+                                 .exact = s->seeded, /* the same seed, the same text, whatever is cached */
                                  .user = c,
                                  .on_start = on_start,
                                  .on_token = on_token,
@@ -913,11 +920,21 @@ static void reply_health(nmk_api *api, nmk_http_response *r) {
     nmk_batch_stats s;
     nmk_batch_read_stats(api->o.batch, &s);
     uint64_t since = s.last_step_ms > api->busy_since_ms ? s.last_step_ms : api->busy_since_ms, now = now_ms();
+    if (!s.ready) since = api->busy_since_ms = now; /* what waits has its time from when it can go on */
+    uint64_t still_ms = api->submitted && now > since ? now - since : 0;
+    bool stalled = still_ms > (uint64_t)api->o.stall_ms;
+    if (stalled != api->stalled)
+        fprintf(stderr, "nmk-serve: %s: %d sequences run, %d wait, the last step ended %llu s ago\n",
+                stalled ? "no progress" : "steps end again", s.running, s.waiting + api->queued,
+                (unsigned long long)still_ms / 1000);
+    api->stalled = stalled;
     if (s.lost)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_lost", "The engine is lost.");
-    else if (api->submitted && now > since + (uint64_t)api->o.stall_ms)
+    else if (!s.ready)
+        nmk_http_respond_error(r, 503, NULL, NULL, "engine_not_ready", "The engine is being opened anew.");
+    else if (stalled)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_stalled", "No step for %llu s while %d sequences run.",
-                               (unsigned long long)(now - since) / 1000, s.running);
+                               (unsigned long long)still_ms / 1000, s.running);
     else
         nmk_http_respond(r, 200, "application/json", "{\"status\":\"ok\"}", 15);
 }

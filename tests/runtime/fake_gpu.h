@@ -71,6 +71,9 @@ static void drop(const char *src, size_t bytes) {
     (void)seen;
 }
 static int steps_run;
+/* In place of token + 1: called for every live column of a step, in their order; what it says counts for those that
+ * sample. */
+static int32_t (*fake_model)(const nmk_params *p, const nmk_column *column);
 static nmk_column seen[MOST_SEEN]; /* live columns of the steps that ran, */
 static struct { int step, column; /* and where each was: steps count from 1 */ } seen_at[MOST_SEEN];
 static int seen_count, in_flight_seen;
@@ -101,8 +104,8 @@ static void run_step(const nmk_params *p) {
             seen_at[seen_count].step = steps_run, seen_at[seen_count].column = c;
             seen[seen_count++] = *column;
         }
+        int32_t token = fake_model ? fake_model(p, column) : (column->token + 1) % NMK_VOCAB;
         if (!(column->flags & 1)) continue;
-        int32_t token = (column->token + 1) % NMK_VOCAB;
         bool stop = false;
         for (int i = 0; i < control->stop_count; i++) stop |= control->stop_ids[i] == token;
         out[c] = column->token = token;

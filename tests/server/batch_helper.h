@@ -65,7 +65,7 @@ static void client_end(void *user, nmk_batch_end end, const char *message) {
 static int submit(nmk_batch *b, client *k, nmk_err *e) {
     k->count = k->ends = k->starts = k->cached = 0, k->first_ns = 0, k->message[0] = 0;
     k->rq.prompt = k->prompt, k->rq.user = k, k->rq.on_token = client_token, k->rq.on_end = client_end;
-    k->rq.on_start = client_start;
+    if (!k->rq.on_start) k->rq.on_start = client_start;
     k->batch = b;
     return nmk_batch_submit(b, &k->rq, &k->id, e);
 }

@@ -12,7 +12,7 @@ enum { MOST = 512 };
 /* What was submitted; by its id - 1. */
 static nmk_batch_request submitted[MOST];
 static atomic_int submits, cancels;
-static _Atomic bool full, lost;
+static _Atomic bool full, lost, opening;
 
 int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nmk_err *e) {
     (void)b;
@@ -27,7 +27,7 @@ void nmk_batch_cancel(nmk_batch *b, uint64_t id) { (void)b, (void)id, cancels++;
 
 void nmk_batch_read_stats(nmk_batch *b, nmk_batch_stats *s) {
     (void)b;
-    *s = (nmk_batch_stats){.lost = lost, .waiting = full ? 1024 : 0};
+    *s = (nmk_batch_stats){.lost = lost, .ready = !lost && !opening, .waiting = full ? 1024 : 0};
 }
 
 /* ---------------------------------------------------------------- */
@@ -105,11 +105,53 @@ static void test_calls(void) {
     say(id, CALL);
     end(id, NMK_BATCH_STOP, NULL);
     r = reply_read(fd);
-    const char *first = strstr(r.body, "\"tool_calls\":[{\"index\":0,\"id\":\"call_");
-    check(first && strstr(first, "\"name\":\"f\"") && strstr(first, "\"finish_reason\":\"tool_calls\"") &&
-              strstr(first, "[DONE]"),
-          "a streamed tool call", "%s", r.body);
-    reply_free(&r);
+    told t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{\"a\": [1, 2.50]}") &&
+              !strcmp(t.reasoning.data, "I call.") && !strcmp(t.ended, "tool_calls"),
+          "a streamed tool call", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    /* Two at once, with an answer before them; a stop string acts on the answer alone, and what it held comes before the
+     * calls. */
+    fd = begin(CHAT, "{\"stream\":true,\"stop\":[\"b c\",\"call\"]," TOOLS "," ASK "}", ++id);
+    say(id,
+        "I call.<|END_THINKING|><|START_TEXT|>a b<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": "
+        "{\"x\": \"b c\"}}, {\"tool_name\": \"f\", \"parameters\": {}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    const char *held = strstr(r.body, "\"content\":\"b\""), *first = strstr(r.body, "tool_calls");
+    check(!t.wrong[0] && t.calls == 2 && !strcmp(t.arguments.data, "{\"x\": \"b c\"} {}") &&
+              !strcmp(t.text.data, "a b") && !strcmp(t.reasoning.data, "I call.") && !strcmp(t.ended, "tool_calls") &&
+              held && held < first,
+          "two calls behind an answer, and stop strings that are not in it", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true,\"parallel_tool_calls\":false," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\"}, {\"tool_name\": \"g\"}]<|END_ACTION|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{}"), "parallel_tool_calls false", "%s: %s",
+          t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"parameters\": {\"a\": 1}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && !t.calls && !strcmp(t.ended, "stop"), "no call, no tool_calls", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": \"xy");
+    end(id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{\"a\": \"xy") && !strcmp(t.ended, "length"),
+          "a streamed call that is cut", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
 
     fd = begin(CHAT, "{\"tool_choice\":\"none\"," TOOLS "," ASK "}", ++id);
     say(id, CALL);
@@ -164,6 +206,40 @@ static void test_stops(void) {
     told_free(&t), reply_free(&r);
 }
 
+/* Answers of one stream are told apart by their index: each has its role, its text, one finish. */
+static void test_answers(void) {
+    int id = submits + 1, fd = begin(CHAT, "{\"stream\":true,\"n\":2," ASK "}", id + 1);
+    const char *said[] = {"I<|END_THINKING|><|START_TEXT|>one", "You<|END_THINKING|><|START_TEXT|>two"};
+    nmk_ids ids[2] = {ids_of(said[0]), ids_of(said[1])};
+    for (size_t i = 0; i < ids[0].count || i < ids[1].count; i++)
+        for (int k = 0; k < 2; k++)
+            if (i < ids[k].count) token(id + k, ids[k].id[i]);
+    end(id + 1, NMK_BATCH_STOP, NULL);
+    end(id, NMK_BATCH_LENGTH, NULL);
+    reply r = reply_read(fd);
+    nmk_buf text[2] = {0};
+    int roles[2] = {0}, ends[2] = {0}, odd = 0;
+    for (const char *p = strstr(r.body, "data: {"); p; p = strstr(p + 1, "data: {")) {
+        nmk_err e;
+        char *data = xasprintf("%.*s", (int)(strstr(p, "\n\n") - p - 6), p + 6);
+        struct json_object *v = nmk_json_parse(data, strlen(data), &e);
+        int i = int_at(v, "choices.0.index");
+        if (i < 0 || i > 1 || ends[i]) {
+            odd++;
+        } else {
+            nmk_buf_puts(&text[i], text_at(v, "choices.0.delta.content"));
+            roles[i] += *text_at(v, "choices.0.delta.role") != 0;
+            ends[i] += *text_at(v, "choices.0.finish_reason") != 0;
+        }
+        json_object_put(v), free(data);
+    }
+    check(!odd && !strcmp(text[0].data, "one") && !strcmp(text[1].data, "two") && roles[0] == 1 && roles[1] == 1 &&
+              ends[0] == 1 && ends[1] == 1 && strstr(r.body, "data: [DONE]\n\n"),
+          "two answers in one stream", "%s", r.body);
+    for (int k = 0; k < 2; k++) nmk_ids_free(&ids[k]), nmk_buf_free(&text[k]);
+    reply_free(&r);
+}
+
 /* ---------------------------------------------------------------- sampling, logprobs, usage */
 
 static void test_sampler(void) {
@@ -180,6 +256,7 @@ static void test_sampler(void) {
     check(s->bias_count == 2 && s->bias[0].token == 5 && s->bias[0].bias == 2.5f && s->bias[1].token == 20 &&
               s->bias[1].bias == -100,
           "so is the bias", "it differs");
+    check(submitted[id - 1].exact && submitted[id].exact, "a seed's text is exact", "it need not be");
     check(s->seed == 9 && t->seed == 10 && t->top_k == 7, "each answer has a seed of its own", "%d %d", (int)s->seed,
           (int)t->seed);
     close(fd);
@@ -191,7 +268,7 @@ static void test_sampler(void) {
     fd = begin(CHAT, "{" ASK "}", ++id);
     s = &submitted[id - 1].sampler;
     check(s->top_k == 0 && s->top_p == 1 && s->min_p == 0 && s->logprobs == 0 && s->presence_penalty == 0 &&
-              s->frequency_penalty == 0 && s->repetition_penalty == 1,
+              s->frequency_penalty == 0 && s->repetition_penalty == 1 && !submitted[id - 1].exact,
           "a request that asks for nothing", "it gets something");
     close(fd);
     for (int i = id - 3; i <= id; i++) end(i, NMK_BATCH_CANCEL, NULL);
@@ -324,14 +401,16 @@ static void test_streamed_logprobs(void) {
     }
     check(!wrong_with[0], "streamed logprobs come once, in order, with their text", "%s", wrong_with);
     check(cut > 5 && cut < ROUNDS - 5, "some were cut by a stop string", "%d of %d", cut, (int)ROUNDS);
+}
 
-    /* A chat: markers and the stop id too. */
-    static const char said[] = "I<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": 1}}]"
-                               "<|END_ACTION|><|END_OF_TURN_TOKEN|>";
+/* A streamed chat: the logprobs of all chunks, put together, name every token of what was said, in order. */
+static void chat_likely(const char *name, const char *more, const char *said, const char *content, const char *ended) {
     nmk_ids ids = ids_of(said);
     nmk_buf all = {0};
-    int id = submits + 1, fd = begin(CHAT, "{\"stream\":true,\"logprobs\":true," TOOLS "," ASK "}", id), next = 0;
+    char *body = xasprintf("{\"stream\":true,\"logprobs\":true%s," TOOLS "," ASK "}", more);
+    int id = submits + 1, fd = begin(CHAT, body, id), next = 0;
     bool good = true;
+    nmk_buf_puts(&all, "");
     say_likely(id, &ids, 0, ids.count);
     end(id, NMK_BATCH_STOP, NULL);
     reply r = reply_read(fd);
@@ -343,9 +422,28 @@ static void test_streamed_logprobs(void) {
         json_object_put(v), free(data);
     }
     told t = told_read(&r, true);
-    check(good && !strcmp(all.data, said) && !strcmp(t.ended, "tool_calls"), "a streamed call's logprobs", "%s: %s",
-          shown(all.data), shown(r.body));
-    told_free(&t), reply_free(&r), nmk_ids_free(&ids), nmk_buf_free(&all);
+    check(good && !t.wrong[0] && !strcmp(all.data, said) && !strcmp(t.text.data, content) && !strcmp(t.ended, ended),
+          name, "%s: %s: %s", t.wrong, shown(all.data), shown(r.body));
+    told_free(&t), reply_free(&r), nmk_ids_free(&ids), nmk_buf_free(&all), free(body);
+}
+
+static void test_chat_logprobs(void) {
+    chat_likely("a streamed call's logprobs", "",
+                "I<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": 1}}]<|END_ACTION|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "", "tool_calls");
+    chat_likely("characters in parts, in reasoning and answer", "",
+                "\xf0\x9f\x98\x80 \xf0\x9f\x98\x80\n<|END_THINKING|><|START_TEXT|>\xf0\x9f\x98\x80.<|END_TEXT|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "\xf0\x9f\x98\x80.", "stop");
+    chat_likely("citations", "",
+                "<co>So</co: 0:[1]> it is<|END_THINKING|><|START_TEXT|>It is <co>42</co: 0:[1,2]>, <co><|END_TEXT|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "It is 42, <co>", "stop");
+    chat_likely("text held by a stop string, then a call", ",\"stop\":\"a b c\"",
+                "<|END_THINKING|><|START_TEXT|>x a b<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\"}]<|END_ACTION|>",
+                "x a b", "tool_calls");
+    chat_likely("nothing but markers", "", "<|END_THINKING|><|END_OF_TURN_TOKEN|>", "", "stop");
 }
 
 static void start(int id, int cached) { submitted[id - 1].on_start(submitted[id - 1].user, cached); }
@@ -428,6 +526,12 @@ static void test_keys(nmk_api_options o) {
           "salts are of a key and the request's own", "they are not");
 
     /* Four of the first key wait, then one of the second: it is the second one's turn before the first one's last. */
+    reply refused = reply_read(request_open(nmk_http_port(h), "POST", CHAT, fields[0], "{" ASK "}"));
+    check(refused.status == 400 && !strcmp(text_at(refused.json, "error.code"), "chat_template_error") &&
+              strstr(text_at(refused.json, "error.message"), "no user here"),
+          "what a template refuses", "%s", refused.raw.data);
+    reply_free(&refused);
+
     int id = submits + 1, fd[5];
     for (int i = 0; i < 5; i++) {
         fd[i] = request_open(nmk_http_port(h), "POST", TEXT, fields[i == 4], "{\"prompt\":\"x\"}");
@@ -480,6 +584,22 @@ static void test_failures(void) {
           "a full queue", "%s", r.raw.data);
     reply_free(&r);
     full = false;
+    opening = true;
+    r = get(port, "/health");
+    check(r.status == 503 && !strcmp(text_at(r.json, "error.code"), "engine_not_ready"),
+          "health of an engine that is opened anew", "%s", r.raw.data);
+    reply_free(&r);
+    fd = begin(CHAT, "{" ASK "}", ++id);
+    opening = false;
+    usleep(20000);
+    r = get(port, "/health");
+    check(r.status == 200, "and when it is there", "%s", r.raw.data);
+    reply_free(&r);
+    say(id, "I");
+    end(id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    check(r.status == 200, "a request waits for it", "%s", r.raw.data);
+    reply_free(&r);
     lost = true;
     r = get(port, "/health");
     check(r.status == 503, "health of a lost engine", "%d", r.status);
@@ -526,6 +646,14 @@ static void test_close(pthread_t thread, nmk_api *api) {
     check(true, "closed while a stream ran", "it was not");
 }
 
+/* A template with an opinion. */
+#define TEMPLATE "build/tests/serve_api.jinja"
+
+static void write_template(void) {
+    FILE *f = fopen(TEMPLATE, "w");
+    if (!f || fputs("{{ raise_exception('no ' + messages[0].role + ' here') }}", f) < 0 || fclose(f)) exit(1);
+}
+
 int main(void) {
     static const char *const names[] = {"toy"};
     static const int32_t stop_ids[] = {4, 2};
@@ -551,18 +679,23 @@ int main(void) {
                          .max_len = 4096,
                          .stall_ms = 50,
                          .version = "test"};
+    write_template();
     nmk_request_limits_init(&o.limits, nmk_tokenizer_size(tokenizer));
     port = nmk_http_port(http);
     nmk_api_start(api, http, &o);
     pthread_create(&thread, NULL, loop, NULL);
     test_calls();
     test_stops();
+    test_answers();
     test_sampler();
     test_logprobs();
     test_streamed_logprobs();
+    test_chat_logprobs();
     test_usage();
     o.max_rows = 1;
+    if (nmk_template_load(TEMPLATE, NULL, &o.chat_template, &e)) exit(1);
     test_keys(o);
+    nmk_template_free(o.chat_template);
     test_failures();
     test_stall();
     test_close(thread, api);
