@@ -103,6 +103,7 @@ struct nmk_api {
     uint64_t *turn, turns; /* of each key, from -1: the turn it had last; how many there were */
     int turn_count;
     uint64_t secret;        /* so that nobody can make two salts alike */
+    uint64_t salts;         /* made so far of requests that share nothing */
     uint64_t busy_since_ms; /* when the first of those that run now was submitted */
     bool stalled;           /* as /health saw it last */
 
@@ -716,6 +717,10 @@ static void on_wake(void *ctx) {
 static uint64_t salt_of(const job *j) {
     const char *said = j->q.cache_salt ? j->q.cache_salt : "";
     uint64_t key = XXH3_64bits_withSeed(&j->key, sizeof j->key, j->api->secret);
+    if (j->api->o.no_cache) { /* a salt that no other request has */
+        uint64_t number = ++j->api->salts;
+        return XXH3_64bits_withSeed(&number, sizeof number, ~key);
+    }
     return XXH3_64bits_withSeed(said, strlen(said), key);
 }
 

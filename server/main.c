@@ -32,7 +32,7 @@ typedef struct {
     int keys, names;
     nmk_log_level log_level;
     nmk_bar bar; /* lives as long as the options that point to it */
-    bool log_json, quiet, no_defaults, help, version;
+    bool log_json, quiet, no_cache, no_defaults, help, version;
 } settings;
 
 static const nmk_flag table[] = {
@@ -47,6 +47,8 @@ static const nmk_flag table[] = {
     {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
     {"--generation-config", "auto|vllm", "defaults of requests: generation_config.json, or neutral ones (auto)"},
     {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
+    {"--enable-prefix-caching", NULL, "prompts that begin alike are computed once (they are)"},
+    {"--no-enable-prefix-caching", NULL, "every prompt is computed whole (only what differs is)"},
     {"--log-level", "LEVEL", "debug, info, warning or error (info)"},
     {"--log-format", "text|json", "of the log on stderr, a line an event (text)"},
     {"--disable-log-requests", NULL, "no line for requests that end well (they are logged)"},
@@ -160,6 +162,8 @@ static int set_flag(void *user, const char *name, const char *value) {
     if (!strcmp(name, "--chat-template")) return s->chat_template = value, 0;
     if (!strcmp(name, "--generation-config")) return one_of(name, value, "auto", "vllm", &s->no_defaults);
     if (!strcmp(name, "--log-format")) return one_of(name, value, "text", "json", &s->log_json);
+    if (!strcmp(name, "--enable-prefix-caching")) return s->no_cache = false, 0;
+    if (!strcmp(name, "--no-enable-prefix-caching")) return s->no_cache = true, 0;
     if (!strcmp(name, "--disable-log-requests")) return s->quiet = true, 0;
     if (!strcmp(name, "--log-level"))
         return nmk_log_level_read(value, &s->log_level)
@@ -295,6 +299,17 @@ static int open_engine(nmk_engine **engine, settings *s, nmk_err *e) {
     int rc = nmk_engine_open(engine, &s->options, e);
     nmk_bar_end(&s->bar);
     malloc_trim(0); /* tables that only loading needed */
+    return rc;
+}
+
+/* For a batch whose engine is lost. */
+static int reopen(void *user, nmk_engine **engine, nmk_err *e) {
+    nmk_log_line line;
+    nmk_log(NMK_LOG_ERROR, "engine lost: opening it again");
+    int rc = open_engine(engine, user, e);
+    nmk_log_begin(&line, rc ? NMK_LOG_ERROR : NMK_LOG_WARNING, rc ? "engine not opened again" : "engine opened again");
+    nmk_log_text(&line, "reason", rc ? e->text : NULL);
+    nmk_log_end(&line);
     return rc;
 }
 
@@ -472,6 +487,7 @@ static int serve(settings *s, nmk_err *e) {
     if (open_engine(&engine, s, e)) goto out;
     nmk_engine_stats(engine, &stats);
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
+    nmk_batch_set_reopen(batch, reopen, s);
     engine = NULL;
 
     if (!s->names) s->name[s->names++] = stats.model;
@@ -491,6 +507,7 @@ static int serve(settings *s, nmk_err *e) {
                          .max_rows = s->max_rows && s->max_rows < nmk_rows ? (int)s->max_rows : 0,
                          .limits = x.limits,
                          .version = version,
+                         .no_cache = s->no_cache,
                          .quiet = s->quiet};
     nmk_api_start(api, http, &o);
     catch_signals(http);

@@ -8,12 +8,16 @@
 
 #include "check.h"
 #include "runtime/fake_gpu.h"
+#include "serve_helper.h"
 
 /* The program itself, with another beginning. */
 int serve_main(int argc, char **argv);
 #define main serve_main
 #include "../../server/main.c"
 #undef main
+
+/* In the program: the GPU begins or ceases to fail. */
+static void on_user(int number) { fake.fail = number == SIGUSR1; }
 
 /* All that it writes to stderr until it listens or ends; the exit status. */
 static int start(const char *const *more, bool terminal, nmk_buf *said) {
@@ -47,7 +51,61 @@ static void says(const nmk_buf *said, const char *part, const char *name) {
     check(strstr(said->data, part), name, "no \"%s\" in %s", part, said->data);
 }
 
+static bool has_line(const server *s, const char *part) {
+    nmk_buf text = {0};
+    bool found = false;
+    for (int i = 0; i < 200 && !found; i++) {
+        server_log(s, &text);
+        found = strstr(text.data, part) != NULL;
+        if (!found) usleep(20000);
+    }
+    nmk_buf_free(&text);
+    return found;
+}
+
+/* A GPU that fails: what runs fails, and the next request has another engine. */
+static void test_reopen(void) {
+    static const char body[] = "{\"temperature\":0,\"max_tokens\":4,\"prompt\":[5,6,7]}";
+    const char *args[] = {"nmk-serve", "--random-weights", "1", "--device", "cuda:0", "--port", "0", NULL};
+    char path[] = "/tmp/nmk-serve-XXXXXX";
+    server s = {.log = mkstemp(path)};
+    nmk_err e = {0};
+    unlink(path);
+    s.pid = fork();
+    if (!s.pid) {
+        dup2(s.log, 2);
+        signal(SIGUSR1, on_user), signal(SIGUSR2, on_user);
+        alarm(60);
+        if (fake_install(&e)) _exit(126);
+        exit(serve_main(7, (char **)(uintptr_t)args));
+    }
+    nmk_buf text = {0};
+    has_line(&s, "http://127.0.0.1:");
+    server_log(&s, &text);
+    const char *url = strstr(text.data, "http://127.0.0.1:");
+    s.port = url ? atoi(url + strlen("http://127.0.0.1:")) : 0;
+    reply good = post(s.port, "/v1/completions", body);
+    check(good.status == 200, "a GPU serves", "%d %s", good.status, good.body);
+    reply_free(&good);
+    kill(s.pid, SIGUSR1), usleep(100000);
+    reply bad = post(s.port, "/v1/completions", body);
+    check(bad.status == 500, "a GPU that fails", "%d %s", bad.status, bad.body);
+    reply_free(&bad);
+    kill(s.pid, SIGUSR2);
+    check(has_line(&s, " error engine failed reason=") && has_line(&s, " error engine lost: opening it again\n") &&
+              has_line(&s, " warning engine opened again\n"),
+          "says so, and opens it again", "see %d", s.port);
+    good = post(s.port, "/v1/completions", body);
+    check(good.status == 200, "serves again", "%d %s", good.status, good.body);
+    reply_free(&good);
+    int rc = server_end(&s, SIGTERM, 10000);
+    server_log(&s, &text);
+    check(rc == 0, "ends", "exit %d: %s", rc, text.data);
+    nmk_buf_free(&text);
+}
+
 int main(void) {
+    test_reopen();
     nmk_buf said = {0};
     int rc = start((const char *const[]){NULL}, false, &said);
     check(rc == 0, "starts and ends", "exit %d: %s", rc, said.data);

@@ -143,7 +143,30 @@ static void test_template(void) {
     unlink(path), nmk_buf_free(&said), reply_free(&tokens);
 }
 
+/* Tokens of a long prompt's second request that the first one had computed. */
+static int cached_tokens(const char *flag) {
+    const char *flags[] = {"--checkpoint", "examples/nmc-toy", flag, NULL};
+    server s = server_start(flags);
+    nmk_buf body = {0};
+    nmk_buf_puts(&body, "{\"max_tokens\":1,\"prompt\":[1");
+    for (int i = 1; i < 150; i++) nmk_buf_printf(&body, ",%d", 100 + i);
+    nmk_buf_puts(&body, "]}");
+    reply first = post(s.port, "/v1/completions", body.data), second = post(s.port, "/v1/completions", body.data);
+    struct json_object *cached = at(second.json, "usage.prompt_tokens_details.cached_tokens");
+    int tokens = first.status == 200 && second.status == 200 && cached ? json_object_get_int(cached) : -1;
+    server_end(&s, SIGTERM, 10000);
+    nmk_buf_free(&body), reply_free(&first), reply_free(&second);
+    return tokens;
+}
+
+static void test_cache(void) {
+    int with = cached_tokens("--enable-prefix-caching"), without = cached_tokens("--no-enable-prefix-caching");
+    check(with == 128, "a prefix is computed once", "%d tokens", with);
+    check(without == 0, "--no-enable-prefix-caching", "%d tokens", without);
+}
+
 int main(void) {
+    test_cache();
     test_json();
     test_text();
     test_template();
