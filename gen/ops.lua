@@ -522,7 +522,8 @@ function File:read()
   end
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
-    eased = raw.eased or false, optional = raw.optional or false, tile = raw.tile or "", wait = raw.wait, reads = {}, writes = {},
+    eased = raw.eased or false, optional = raw.optional or false, tile = raw.tile or "", wait = raw.wait,
+    reads = {}, writes = {},
   }
   if op.pipeline and not PIPELINES[op.pipeline] then
     self:error(self:key("pipeline"), "unknown pipeline '%s'%s", op.pipeline,

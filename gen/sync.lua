@@ -34,8 +34,9 @@ local function digest(g, op, shared)
     for _, r in ipairs(op[way]) do
       if r.global then
         d.accesses[#d.accesses + 1] = {
-          name = r.name, role_name = r.role, role = hb.role_of(op, r.role), writes = way == "writes", claim = r.claim, adds = r.adds,
-          covered = COVERS[op.wait][r.role] or false, region = region.compile(r, "f, sm", resolve),
+          name = r.name, role_name = r.role, role = hb.role_of(op, r.role), writes = way == "writes",
+          claim = r.claim, adds = r.adds, covered = COVERS[op.wait][r.role] or false,
+          region = region.compile(r, "f, sm", resolve),
         }
       elseif r.scope == "sm" and shared[r.name] then
         if way == "writes" then
