@@ -1,6 +1,8 @@
 /* Citations: what is taken out and what stays, however the text was cut. */
 #include "cite.h"
 
+#include <time.h>
+
 #include "server/helper.h"
 
 /* Cut into pieces of `step` bytes; 0: random ones. */
@@ -78,7 +80,7 @@ static void anything(void) {
     check(good, "any text, however cut", "it differs, or an end is left");
 
     static const char *const many[] = {"<co>", "</co: ", "<", "</co: 0:[1]>", "<co>x</co: 0:[1]>"};
-    uint64_t start = nmk_now_ns();
+    clock_t start = clock();
     size_t left = 0;
     for (size_t i = 0; i < sizeof many / sizeof *many; i++) {
         nmk_buf text = {0}, out = {0};
@@ -88,7 +90,7 @@ static void anything(void) {
         left += out.length;
         nmk_buf_free(&text), nmk_buf_free(&out);
     }
-    double seconds = 1e-9 * (double)(nmk_now_ns() - start);
+    double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
     check(left > 6 << 20 && seconds < 5, "ten megabytes of tags take linear time", "%g s", seconds);
 }
 
