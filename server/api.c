@@ -191,6 +191,15 @@ static void log_engine(const char *message) {
     nmk_log_end(&l);
 }
 
+static void log_stall(bool stalled, const nmk_batch_stats *s, int queued, uint64_t still_ms) {
+    nmk_log_line l;
+    nmk_log_begin(&l, stalled ? NMK_LOG_ERROR : NMK_LOG_WARNING, stalled ? "no progress" : "steps end again");
+    nmk_log_int(&l, "running", s->running);
+    nmk_log_int(&l, "waiting", s->waiting + queued);
+    nmk_log_int(&l, "last_step_ms_ago", (int64_t)still_ms);
+    nmk_log_end(&l);
+}
+
 /* A request that generated, and ended well or by its client. */
 static void log_job(const job *j, const nmk_usage *usage, const char *message, int status, const char *finish) {
     nmk_log_line l;
@@ -928,10 +937,7 @@ static void reply_health(nmk_api *api, nmk_http_response *r) {
     if (!s.ready) since = api->busy_since_ms = now; /* what waits has its time from when it can go on */
     uint64_t still_ms = api->submitted && now > since ? now - since : 0;
     bool stalled = still_ms > (uint64_t)api->o.stall_ms;
-    if (stalled != api->stalled)
-        fprintf(stderr, "nmk-serve: %s: %d sequences run, %d wait, the last step ended %llu s ago\n",
-                stalled ? "no progress" : "steps end again", s.running, s.waiting + api->queued,
-                (unsigned long long)still_ms / 1000);
+    if (stalled != api->stalled) log_stall(stalled, &s, api->queued, still_ms);
     api->stalled = stalled;
     if (s.lost)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_lost", "The engine is lost.");
