@@ -47,6 +47,7 @@ static int cpu_alloc(nmk_machine *m, uint64_t *address, uint64_t bytes, const ch
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return nmk_fail(e, "no %.1f MiB of memory for %s", (double)bytes / 0x1p20, what);
     c->block[i].p = p, c->block[i].bytes = bytes;
+    m->taken_bytes += bytes;
     *address = (uint64_t)(uintptr_t)p;
     return 0;
 }
@@ -114,7 +115,8 @@ static int cpu_load_weights(nmk_machine *m, const nmk_checkpoint *checkpoint, ui
                             nmk_err *e) {
     (void)m;
     nmk_weight_tables tables = nmk_model_tables();
-    if (!o->random_weights) return nmk_checkpoint_load_host(checkpoint, at(address), o->progress, o->progress_user, e);
+    if (!o->random_weights)
+        return nmk_checkpoint_load_host(checkpoint, at(address), nmk_machine_progress, (void *)(uintptr_t)o, e);
     nmk_random_load_host(&tables, at(address), o->weights_seed);
     return 0;
 }
@@ -157,6 +159,7 @@ int nmk_cpu_machine_open(nmk_machine **machine, const nmk_options *o, nmk_err *e
     c->vm.threads = o->cpu_threads > 0 ? o->cpu_threads : cores > 16 ? 16 : cores > 0 ? (int)cores : 1;
     if (c->vm.threads > NMK_VM_THREADS) c->vm.threads = NMK_VM_THREADS;
     m->calls = &calls, m->most_ahead = 1;
+    m->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     m->out = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->out);
     m->tops = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->tops);
     m->tops_address = (uint64_t)(uintptr_t)m->tops;

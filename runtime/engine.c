@@ -28,6 +28,8 @@ enum {
     TICKETS_BYTES = NMK_TICKETS * 2 * LINE_BYTES
 };
 
+static const double GPU_SHARE = 0.9; /* as vLLM takes */
+
 /* A batch has a column for each row. */
 const int nmk_rows = NMK_COLUMNS;
 _Static_assert(NMK_COLUMNS <= NMK_ROWS, "programs have room for this many rows");
@@ -118,6 +120,19 @@ static int upload(nmk_machine *m, uint64_t *address, const void *data, uint64_t 
     return m->calls->write(m, *address, data, bytes, e);
 }
 
+/* All that may be taken on the machine. */
+static uint64_t allowed_bytes(const nmk_machine *m, const nmk_options *o) {
+    double share = o->memory_share > 0 ? o->memory_share : m->on_gpu ? GPU_SHARE : 1;
+    return (uint64_t)(share * (double)m->memory_bytes);
+}
+
+/* A little of what is free stays so: page tables come after this, and drivers round up. */
+static uint64_t kv_budget(nmk_machine *m, const nmk_options *o) {
+    uint64_t allowed = allowed_bytes(m, o), free_bytes = m->calls->free_bytes(m);
+    if (!m->on_gpu && !(o->memory_share > 0)) return free_bytes / 2;
+    return min_u64(allowed > m->taken_bytes ? allowed - m->taken_bytes : 0, free_bytes / 50 * 49);
+}
+
 static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_kv_shape shape = {.full_layers = NMK_FULL_LAYERS,
@@ -129,10 +144,9 @@ static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
                           .page_tokens = NMK_PAGE_TOKENS};
     assert(nmk_kv_page_bytes(&shape, 0) == NMK_KV_PAGE_BYTES_FULL);
     assert(nmk_kv_page_bytes(&shape, 1) == NMK_KV_PAGE_BYTES_SLIDING);
-    uint64_t budget = m->calls->free_bytes(m);
-    budget = m->on_gpu ? budget / 10 * 9 : budget / 2;
+    uint64_t budget = kv_budget(m, o);
     if (o->kv_bytes) budget = min_u64(budget, o->kv_bytes);
-    if (nmk_kv_init(&g->kv, &shape, nmk_rows, g->max_len, budget, e)) return -1;
+    if (nmk_kv_init(&g->kv, &shape, nmk_rows, g->max_len, budget, e)) return nmk_fail_in(e, "%s", m->name);
     g->stats.kv_bytes = nmk_kv_pool_bytes(&g->kv, 0) + nmk_kv_pool_bytes(&g->kv, 1);
     uint64_t table_bytes = sizeof(int32_t) * NMK_COLUMNS * (uint64_t)g->kv.stride;
     uint64_t *pool[2] = {&g->params.kv_full, &g->params.kv_sliding};
@@ -179,17 +193,33 @@ static int open_state(nmk_engine *g, nmk_err *e) {
 static int open_weights(nmk_engine *g, const nmk_checkpoint *checkpoint, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = g->machine;
     uint64_t bytes = (uint64_t)NMK_WEIGHTS_KIB * 1024, start_ns = nmk_now_ns();
-    if (!m->on_gpu) {
-        uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-        if (bytes > memory)
-            return nmk_fail(e, "the CPU machine needs %.1f GiB for the weights of %s, this machine has %.1f GiB",
-                            (double)bytes / 0x1p30, nmk_model_name, (double)memory / 0x1p30);
-    }
+    uint64_t allowed = allowed_bytes(m, o);
+    if (bytes > allowed || m->taken_bytes > allowed - bytes)
+        return nmk_fail(e, "%s: the weights of %s take %.3f GiB, buffers %.3f GiB: only %.3f of %.3f GiB may be used",
+                        m->name, nmk_model_name, (double)bytes / 0x1p30, (double)m->taken_bytes / 0x1p30,
+                        (double)allowed / 0x1p30, (double)m->memory_bytes / 0x1p30);
     if (m->calls->alloc(m, &g->params.weights, bytes, "weights", e)) return -1;
     if (m->calls->load_weights(m, checkpoint, g->params.weights, o, e)) return -1;
     g->stats.weight_bytes = bytes;
     g->stats.weights_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
     return 0;
+}
+
+/* What was opened, for people. */
+static void fill_plan(nmk_engine *g) {
+    nmk_machine *m = g->machine;
+    nmk_stats *s = &g->stats;
+    s->layers = NMK_LAYERS, s->experts = NMK_EXPERTS, s->experts_per_token = NMK_EXPERTS_PER_TOKEN;
+    s->kv_pages[0] = g->kv.pages[0], s->kv_pages[1] = g->kv.pages[1], s->kv_page_tokens = NMK_PAGE_TOKENS;
+    s->other_bytes = m->taken_bytes - s->weight_bytes - s->kv_bytes;
+    s->memory_bytes = m->memory_bytes, s->free_bytes = m->calls->free_bytes(m);
+    s->sms = m->sms, s->nominal_bytes_per_s = m->nominal_bytes_per_s;
+    s->nvrtc_major = nmk_nvrtc.major, s->nvrtc_minor = nmk_nvrtc.minor;
+}
+
+void nmk_machine_progress(void *options, uint64_t done, uint64_t total) {
+    const nmk_options *o = options;
+    if (o->progress) o->progress(o->progress_user, NMK_PHASE_WEIGHTS, done, total);
 }
 
 /* How long one SM waits for another before the step counts as hung.  Tools that slow a GPU down need more. */
@@ -207,6 +237,10 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     if (check_hash(e)) goto out;
     if (!o->checkpoint && !o->random_weights) {
         nmk_fail(e, "no weights: give a checkpoint folder or ask for random weights");
+        goto out;
+    }
+    if (!(o->memory_share >= 0 && o->memory_share <= 1)) {
+        nmk_fail(e, "a memory share of %g: expected above 0 to 1", o->memory_share);
         goto out;
     }
     g->vocab = NMK_VOCAB;
@@ -239,6 +273,7 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     g->stats.kernel_seconds = g->machine->kernel_seconds, g->stats.kernel_cached = kernel->cached;
     g->stats.registers = kernel->registers, g->stats.code_bytes = kernel->text_bytes;
     g->stats.spill_bytes = kernel->spill_store_bytes + kernel->spill_load_bytes;
+    fill_plan(g);
     g->stats.open_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
     *engine = g, g = NULL, rc = 0;
 out:
@@ -269,22 +304,25 @@ void nmk_engine_stats(const nmk_engine *g, nmk_stats *stats) { *stats = g->stats
 /* ---- rows and columns ---- */
 
 /* Queued, so that steps in flight go on. */
-static int send_table(nmk_engine *g, int row, nmk_err *e) {
-    uint64_t bytes = sizeof(int32_t) * (uint64_t)g->kv.stride;
+int nmk_engine_send_row(nmk_engine *g, int row, nmk_err *e) {
+    nmk_kv_row *r = &g->kv.row[row];
     uint64_t address[2] = {g->params.table_full, g->params.table_sliding};
+    uint64_t first = (uint64_t)row * (uint64_t)g->kv.stride + (uint64_t)r->changed;
+    uint64_t bytes = sizeof(int32_t) * (uint64_t)(r->changed_end - r->changed);
     for (int k = 0; k < 2; k++) {
-        const uint8_t *from = (const uint8_t *)(g->kv.table[k] + (size_t)row * (size_t)g->kv.stride);
+        const uint8_t *from = (const uint8_t *)(g->kv.table[k] + first);
         for (uint64_t at = 0; at < bytes; at += NMK_QUEUED_BYTES)
-            if (g->machine->calls->queue_write(g->machine, address[k] + (uint64_t)row * bytes + at, from + at,
+            if (g->machine->calls->queue_write(g->machine, address[k] + sizeof(int32_t) * first + at, from + at,
                                                min_u64(bytes - at, NMK_QUEUED_BYTES), e))
                 return -1;
     }
+    r->changed = r->changed_end = 0;
     return 0;
 }
 
 int nmk_engine_take_row(nmk_engine *g, int row, int tokens, nmk_err *e) {
     if (nmk_kv_take(&g->kv, row, tokens, e)) return -1;
-    if (send_table(g, row, e)) {
+    if (nmk_engine_send_row(g, row, e)) {
         nmk_kv_drop(&g->kv, row);
         return -1;
     }
@@ -293,7 +331,28 @@ int nmk_engine_take_row(nmk_engine *g, int row, int tokens, nmk_err *e) {
 
 int nmk_engine_drop_row(nmk_engine *g, int row, nmk_err *e) {
     nmk_kv_drop(&g->kv, row);
-    return send_table(g, row, e);
+    g->kv.row[row].changed_end = g->kv.stride;
+    return nmk_engine_send_row(g, row, e);
+}
+
+/* Pages next to each other are one piece of memory. */
+int nmk_engine_wipe_row(nmk_engine *g, int row, nmk_err *e) {
+    const nmk_kv *kv = &g->kv;
+    const nmk_kv_row *r = &kv->row[row];
+    uint64_t pool[2] = {g->params.kv_full, g->params.kv_sliding};
+    assert(r->tokens < 0);
+    for (int k = 0; k < 2; k++) {
+        const int32_t *page = kv->table[k] + (size_t)row * (size_t)kv->stride;
+        uint64_t bytes = nmk_kv_page_bytes(&kv->shape, k);
+        for (int p = k ? r->first : 0, n; bytes && p < r->held; p += n) {
+            n = 1;
+            if (kv->page[k][page[p]].refs > 1) continue;
+            while (p + n < r->held && page[p + n] == page[p] + n && kv->page[k][page[p + n]].refs == 1) n++;
+            if (g->machine->calls->fill(g->machine, pool[k] + bytes * (uint64_t)page[p], 0, bytes * (uint64_t)n, e))
+                return -1;
+        }
+    }
+    return 0;
 }
 
 /* ---- sampling ---- */

@@ -25,6 +25,12 @@ struct nmk_engine {
 int nmk_engine_take_row(nmk_engine *engine, int row, int tokens, nmk_err *e);
 int nmk_engine_drop_row(nmk_engine *engine, int row, nmk_err *e);
 
+/* What changed in the row's table, for the steps queued after it. */
+int nmk_engine_send_row(nmk_engine *engine, int row, nmk_err *e);
+
+/* Zeroes the pages that this row alone holds, one that grows: its numbers may be no numbers.  Queued. */
+int nmk_engine_wipe_row(nmk_engine *engine, int row, nmk_err *e);
+
 nmk_column nmk_column_idle(void); /* pos -1 */
 
 /* Column `c` goes on with `token` at `pos` of the row in `slot`, samples as asked, `remaining` times. */

@@ -112,6 +112,7 @@ static int gpu_alloc(nmk_machine *m, uint64_t *address, uint64_t bytes, const ch
         nmk_cuda.cuMemFree(p);
         return -1;
     }
+    m->taken_bytes += bytes;
     *address = p;
     return 0;
 }
@@ -221,7 +222,7 @@ static int gpu_load_weights(nmk_machine *m, const nmk_checkpoint *checkpoint, ui
     nmk_weight_tables tables = nmk_model_tables();
     if (gpu_wait_all(m, e)) return -1;
     if (o->random_weights) return nmk_random_load_device(&tables, g->module, address, o->weights_seed, e);
-    return nmk_checkpoint_load_device(checkpoint, g->module, address, o->progress, o->progress_user, e);
+    return nmk_checkpoint_load_device(checkpoint, g->module, address, nmk_machine_progress, (void *)(uintptr_t)o, e);
 }
 
 static int gpu_random_kv(nmk_machine *m, uint64_t address, uint64_t bytes, uint64_t seed, nmk_err *e) {
@@ -258,6 +259,12 @@ out:
     return -1;
 }
 
+static void tell(const nmk_options *o, nmk_phase phase, uint64_t done) {
+    if (o->progress) o->progress(o->progress_user, phase, done, 1);
+}
+
+static void on_compile(void *options) { tell(options, NMK_PHASE_COMPILE, 0); }
+
 /* Loading refuses a cubin of a toolkit whose major version is newer than the driver's: that gets its own words. */
 static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = &g->base;
@@ -265,7 +272,9 @@ static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
                                .source = nmk_kernel_source,
                                .source_bytes = (size_t)(nmk_kernel_source_end - nmk_kernel_source),
                                .arch = nmk_target_arch,
-                               .allow_spills = o->allow_spills};
+                               .allow_spills = o->allow_spills,
+                               .on_compile = on_compile,
+                               .user = (void *)(uintptr_t)o};
     uint64_t start_ns = nmk_now_ns();
     char *text = NULL;
     if (o->kernel) {
@@ -275,6 +284,8 @@ static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
     int rc = nmk_jit_compile(&m->kernel, &request, e);
     free(text);
     if (rc) return -1;
+    tell(o, m->kernel.cached ? NMK_PHASE_CACHED : NMK_PHASE_COMPILE, 1);
+    tell(o, NMK_PHASE_LOAD, 0);
     CUresult r = nmk_cuda.cuModuleLoadData(&g->module, m->kernel.cubin);
     free(m->kernel.cubin), free(m->kernel.log);
     m->kernel.cubin = NULL, m->kernel.log = NULL;
@@ -296,6 +307,7 @@ static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
         return nmk_fail(e, "%s: a block of the kernel does not fit an SM (%d threads, %d bytes of shared memory)",
                         m->name, STEP_THREADS, NMK_SMEM_BYTES);
     m->kernel_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
+    tell(o, NMK_PHASE_LOAD, 1);
     return 0;
 out:
     return -1;
@@ -312,6 +324,11 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *o,
     }
     if (nmk_gpu_open(&g->gpu, index, &needs, e)) goto out;
     snprintf(m->name, sizeof m->name, "cuda:%d (%s)", index, g->gpu.name);
+    size_t free_bytes = 0, total = 0;
+    CU(e, cuMemGetInfo(&free_bytes, &total));
+    m->memory_bytes = total, m->sms = g->gpu.sms;
+    /* two transfers a clock */
+    m->nominal_bytes_per_s = 2e3 * g->gpu.memory_khz * (g->gpu.bus_bits / 8);
     CU(e, cuStreamCreate(&g->stream, CU_STREAM_NON_BLOCKING));
     for (int i = 0; i < EVENTS; i++) CU(e, cuEventCreate(&g->step_done[i], CU_EVENT_DEFAULT));
     if (open_staging(&g->small, STAGES, STAGE_BYTES, e) || open_staging(&g->large, LARGE_STAGES, NMK_QUEUED_BYTES, e))

@@ -1,20 +1,29 @@
 /* The step loop of a server: who decodes and who is fed in each step.
  *
  * The batch's thread alone touches the engine, the rows and the columns; `lock` guards what other threads see: the
- * queue, the ids and cancel marks of running requests, the statistics.  Callbacks run without it.
+ * queue, the ids and cancel marks of running requests, the statistics, what the engine can hold.  Callbacks run without
+ * it.
  *
- * A column that decodes is moved on by the machine itself, so the host writes a column only when it changes hands, and
- * may queue many steps before it reads a token.  A row that leaves its column rests until the host has read all its
- * tokens; then it can go on in any column.  While prompts are fed the host stays FEED_AHEAD steps ahead, which makes
- * that one step of rest.  An ended row costs nothing more than its column in steps that are queued already: it cannot
- * pass `remaining`, for which it has pages, and whoever gets the pages writes them in later steps. */
+ * A sequence is its prompt and what was generated; `at` is its next position that no queued step computes.  Positions of
+ * the prompt are fed in chunks.  The others are decoded: a column that samples is moved on by the machine itself, so the
+ * host writes a column only when it changes hands, and may queue many steps before it reads a token.  A row that leaves
+ * such a column rests until the host has read all its tokens; then it can go on in any column.  Positions whose tokens
+ * are known already (after a preemption) are decoded without sampling, in a column that the host writes for each step:
+ * so keys and values get the bits that they had.  While prompts are fed the host stays FEED_AHEAD steps ahead, which
+ * makes one step of rest.
+ *
+ * Pages: a step is queued when all its positions have pages, and changed table entries are queued before it.  An ended
+ * or preempted row costs nothing more than its column in steps that are queued already: those write pages that it held,
+ * at positions that are in no kept page yet, and whoever gets the pages writes them in later steps. */
 #include "batch.h"
 
 #include <assert.h>
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine.h"
 
@@ -23,54 +32,101 @@ enum {
     HALVES = 2,              /* a chunk takes the first columns of a half: where it stands changes no sum */
     FEED_AHEAD = 2,
     MOST_WAITING = 1024,
-    RECORDS = 64
+    RECORDS = 64,
+    PAGE = NMK_PAGE_TOKENS,
+    MOST_LOSSES = 3, /* in a row */
+    REOPEN_WAIT_S = 1
 };
 _Static_assert(NMK_COLUMNS % HALVES == 0 && CHUNK > 0, "halves");
+_Static_assert(PAGE % CHUNK == 0, "a page begins with a chunk");
 
 typedef struct request request;
 struct request {
     request *next; /* in the queue */
-    uint64_t id;
-    nmk_batch_request rq; /* with its own copies of prompt and stop ids */
+    uint64_t id, turn;
+    nmk_batch_request rq; /* with its own copies of stop ids and bias; the prompt is in `token` */
     bool cancelled;       /* by lock */
+    int32_t *token;       /* the prompt and what was generated */
+    int token_room;
+    int given;        /* tokens that the callback got */
+    uint64_t started; /* its number among those that got a row; 0: not yet */
+    uint64_t life;    /* counts its rows: what steps of an earlier life bring is not its */
+    int counted;      /* positions that statistics have */
+    int found;        /* positions that it did not compute, as long as it has computed none */
+    bool told;        /* of its start */
+    /* How each page is computed, see kv.h: as it was for the first `made` pages, for the others as it has to be. */
+    uint8_t *fed;
+    int made;
     /* of a running one */
-    int fed;           /* positions in queued steps, of the prompt but its last token, which is the first to decode */
-    int queued, given; /* tokens: queued steps bring; the callback got */
-    int column;        /* of the last queued step; -1: it is fed, or rests, or all its steps are queued */
-    int32_t last;      /* the token at its next position, if queued == given */
-    uint64_t since;    /* plan that gave or took its column */
+    int at;
+    int column;     /* of the last queued step; -1: it is fed, or rests, or all its steps are queued */
+    bool moves;     /* the machine moves that column on */
+    uint64_t since; /* plan that gave or took its column */
 };
 
 struct nmk_batch {
-    nmk_engine *engine;
+    nmk_engine *engine; /* NULL: lost, and closed */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;
     /* by lock */
     bool closing;
     bool cancels;              /* some request's mark is new */
-    request *first, **end;     /* the queue */
+    request *first;            /* the queue: preempted ones as they started, then by turn, in a turn by id */
     request *row[NMK_COLUMNS]; /* running, by slot of the page tables; changed by the thread alone */
-    int most_waiting, max_len;
+    int most_waiting;
     uint64_t last_id;
+    uint64_t turn; /* the latest that was served */
     nmk_batch_stats stats;
+    struct {
+        int max_len, vocab, pages[2];
+        nmk_kv_shape shape;
+    } holds; /* the engine */
+    nmk_batch_reopen_fn reopen;
+    void *reopen_user;
     /* of the thread */
     request *on[NMK_COLUMNS]; /* decodes in this column, as of the last queued step */
     bool idle[NMK_COLUMNS];   /* the machine's column is known to be inactive after that step */
     int feed_half;
-    uint64_t plans; /* steps planned */
-    uint64_t done;  /* steps read; engine->steps - done are in flight */
+    int losses;      /* without a step since */
+    uint64_t starts; /* requests that got a row */
+    uint64_t plans;  /* steps planned */
+    uint64_t done;   /* steps read; engine->steps - done are in flight */
+    struct {
+        uint64_t id; /* of a request that had no room when so many pages were to spare */
+        int spare[2];
+    } refused;
     struct {
         uint64_t id[NMK_COLUMNS]; /* request whose token the step brings; 0: none */
+        uint64_t life[NMK_COLUMNS];
     } record[RECORDS];
 };
 
 /* ---- requests ---- */
 
+static void *copy_of(const void *from, int count, size_t bytes) {
+    return count > 0 ? memcpy(xmalloc(bytes * (size_t)count), from, bytes * (size_t)count) : NULL;
+}
+
+static request *new_request(const nmk_batch_request *rq) {
+    request *r = xcalloc(1, sizeof *r);
+    int pages = (rq->prompt_tokens + rq->max_tokens + PAGE - 1) / PAGE;
+    r->rq = *rq, r->column = -1;
+    r->rq.prompt = NULL;
+    r->token = copy_of(rq->prompt, r->token_room = rq->prompt_tokens, sizeof *rq->prompt);
+    if (rq->stop_count < 0) r->rq.stop_count = 0;
+    r->rq.stop_ids = copy_of(rq->stop_ids, rq->stop_count, sizeof *rq->stop_ids);
+    r->rq.sampler.bias = copy_of(rq->sampler.bias, rq->sampler.bias_count, sizeof *rq->sampler.bias);
+    r->fed = xmalloc((size_t)pages);
+    memset(r->fed, rq->exact ? PAGE : NMK_KV_ANY, (size_t)pages);
+    return r;
+}
+
 static void free_request(request *r) {
     if (!r) return;
-    free((void *)(uintptr_t)r->rq.prompt);
     free((void *)(uintptr_t)r->rq.stop_ids);
+    free((void *)(uintptr_t)r->rq.sampler.bias);
+    free(r->token), free(r->fed);
     free(r);
 }
 
@@ -80,10 +136,26 @@ static int slot_of(const nmk_batch *b, const request *r) {
     return s;
 }
 
-static bool is_fed(const request *r) { return r->fed < r->rq.prompt_tokens - 1; }
+/* The last position whose token is known, which is the next to sample, and the end of all positions it computes. */
+static int known(const request *r) { return r->rq.prompt_tokens - 1 + r->given; }
+static int end_of(const request *r) { return r->rq.prompt_tokens - 1 + r->rq.max_tokens; }
 
-/* Has tokens that no queued step brings, and its prompt in the pages. */
-static bool decodes(const request *r) { return !is_fed(r) && r->queued < r->rq.max_tokens; }
+/* Tokens of page p that are fed, if the row itself computes it: all but a prompt's last one. */
+static int own_way(const request *r, int p) {
+    int left = r->rq.prompt_tokens - 1 - p * PAGE;
+    return left < 0 ? 0 : left < PAGE ? left : PAGE;
+}
+
+/* The end of the chunk at `at`; not after `at` where tokens are decoded. */
+static int feed_end(const request *r) {
+    int p = r->at / PAGE, end = r->rq.prompt_tokens - 1, way = p < r->made ? r->fed[p] : own_way(r, p);
+    if (end > p * PAGE + way) end = p * PAGE + way;
+    return end < r->at + CHUNK ? end : r->at + CHUNK;
+}
+
+static bool is_fed(const request *r) { return feed_end(r) > r->at; }
+
+static bool decodes(const request *r) { return !is_fed(r) && r->at < end_of(r); }
 
 static bool ends_at(const request *r, int32_t token) {
     if (r->given < r->rq.min_tokens) return false;
@@ -92,7 +164,87 @@ static bool ends_at(const request *r, int32_t token) {
     return false;
 }
 
-static void *copy_of(const void *from, size_t bytes) { return memcpy(xmalloc(bytes ? bytes : 1), from, bytes); }
+static void add_token(request *r, int32_t token) {
+    int n = r->rq.prompt_tokens + r->given++;
+    if (n == r->token_room) r->token = xrealloc(r->token, sizeof token * (size_t)(r->token_room = 2 * n));
+    r->token[n] = token;
+}
+
+/* The running request that started next after `before` (NULL: first). */
+static request *next_started(const nmk_batch *b, const request *before) {
+    request *found = NULL;
+    for (int s = 0; s < NMK_COLUMNS; s++) {
+        request *r = b->row[s];
+        if (r && (!before || r->started > before->started) && (!found || r->started < found->started)) found = r;
+    }
+    return found;
+}
+
+/* ---- the queue ---- */
+
+static bool before(const request *a, const request *b) {
+    if (a->turn != b->turn) return a->turn < b->turn;
+    return a->turn ? a->id < b->id : a->started < b->started;
+}
+
+/* Call with the lock. */
+static void put_in_queue(nmk_batch *b, request *r) {
+    request **at = &b->first;
+    while (*at && before(*at, r)) at = &(*at)->next;
+    r->next = *at, *at = r;
+    b->stats.waiting++;
+}
+
+static void take_from_queue(nmk_batch *b, request *r) {
+    request **at = &b->first;
+    while (*at != r) at = &(*at)->next;
+    *at = r->next, r->next = NULL;
+    b->stats.waiting--;
+}
+
+/* The first round not begun yet in which the client has no request.  Call with the lock. */
+static uint64_t turn_for(const nmk_batch *b, uint64_t client) {
+    uint64_t turn = b->turn + 1;
+    for (const request *r = b->first; r; r = r->next)
+        if (r->rq.client == client && r->turn >= turn) turn = r->turn + 1;
+    return turn;
+}
+
+/* ---- pages ---- */
+
+/* The pages that the row has now are computed in the way that is fixed then. */
+static void note_pages(nmk_batch *b, request *r, int slot) {
+    const nmk_kv_row *row = &b->engine->kv.row[slot];
+    for (; r->made < row->held; r->made++)
+        r->fed[r->made] = (uint8_t)(r->made < row->known ? nmk_kv_fed(&b->engine->kv, slot, r->made) //
+                                                         : own_way(r, r->made));
+}
+
+/* Prompts are counted once, whatever is computed again. */
+static void count_prompt(nmk_batch *b, request *r, bool hit) {
+    int to = r->at < r->rq.prompt_tokens ? r->at : r->rq.prompt_tokens;
+    if (to <= r->counted) return;
+    pthread_mutex_lock(&b->lock);
+    b->stats.prompt_tokens += (uint64_t)(to - r->counted);
+    if (hit) b->stats.cache_hits += (uint64_t)(to - r->counted);
+    pthread_mutex_unlock(&b->lock);
+    r->counted = to;
+}
+
+/* Goes on behind what is kept.  The last known token is computed, as what comes after it is not known. */
+static void find_pages(nmk_batch *b, request *r, int slot) {
+    bool untouched = r->at == r->found;
+    r->at = nmk_kv_find(&b->engine->kv, slot, r->token, known(r), r->fed);
+    if (untouched) r->found = r->at;
+    note_pages(b, r, slot);
+}
+
+/* What is computed and whose tokens are known. */
+static void keep_pages(nmk_batch *b, request *r) {
+    nmk_kv_keep(&b->engine->kv, slot_of(b, r), r->token, r->at < known(r) ? r->at : known(r), r->fed);
+}
+
+/* ---- ends ---- */
 
 /* Tells the end of a request that is in no list any more, and frees it. */
 static void tell_end(nmk_batch *b, request *r, nmk_batch_end end, const char *message) {
@@ -104,23 +256,36 @@ static void tell_end(nmk_batch *b, request *r, nmk_batch_end end, const char *me
     free_request(r);
 }
 
-/* A running request ends; its column is taken back at the next step boundary. */
-static void finish(nmk_batch *b, request *r, nmk_batch_end end, const char *message) {
+/* Its column is taken back at the next step boundary.  Preempted, it goes to the queue at once, for whoever cancels it. */
+static void leave_row(nmk_batch *b, request *r, bool preempted) {
     int slot = slot_of(b, r);
     if (r->column >= 0) b->on[r->column] = NULL;
+    r->column = -1;
     nmk_kv_drop(&b->engine->kv, slot);
     pthread_mutex_lock(&b->lock);
     b->row[slot] = NULL, b->stats.running--;
+    b->stats.kv_used = nmk_kv_used(&b->engine->kv);
+    if (preempted) put_in_queue(b, r), b->stats.preemptions++;
     pthread_mutex_unlock(&b->lock);
+}
+
+static void finish(nmk_batch *b, request *r, nmk_batch_end end, const char *message) {
+    if (end != NMK_BATCH_FAILED) keep_pages(b, r);
+    leave_row(b, r, false);
     tell_end(b, r, end, message);
 }
 
-/* ---- failures ---- */
+/* Back to the head of the queue.  Tokens of queued steps are lost, and come again. */
+static void preempt(nmk_batch *b, request *r) {
+    keep_pages(b, r);
+    r->life++, r->turn = 0;
+    leave_row(b, r, true);
+}
 
 static void end_waiting(nmk_batch *b, nmk_batch_end end, const char *message) {
     pthread_mutex_lock(&b->lock);
     request *list = b->first;
-    b->first = NULL, b->end = &b->first, b->stats.waiting = 0;
+    b->first = NULL, b->stats.waiting = 0;
     pthread_mutex_unlock(&b->lock);
     while (list) {
         request *r = list;
@@ -134,6 +299,72 @@ static void end_running(nmk_batch *b, nmk_batch_end end, const char *message) {
         if (b->row[s]) finish(b, b->row[s], end, message);
 }
 
+/* ---- failures ---- */
+
+static void take_engine(nmk_batch *b, nmk_engine *g) {
+    b->engine = g, b->done = g->steps;
+    memset(b->idle, 0, sizeof b->idle);
+    memset(&b->refused, 0, sizeof b->refused);
+    pthread_mutex_lock(&b->lock);
+    b->holds.max_len = g->max_len, b->holds.vocab = g->vocab, b->holds.shape = g->kv.shape;
+    memcpy(b->holds.pages, g->kv.pages, sizeof b->holds.pages);
+    b->stats.kv_used = 0;
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* Columns idle, no stop ids: those are compared here. */
+static int clear_control(nmk_batch *b, nmk_err *e) {
+    nmk_control control = {0};
+    nmk_machine *m = b->engine->machine;
+    for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
+    return m->calls->enter(m, e) || nmk_engine_set_control(b->engine, &control, e) ? -1 : 0;
+}
+
+/* True: the batch closes. */
+static bool pause_s(nmk_batch *b, int seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += seconds;
+    pthread_mutex_lock(&b->lock);
+    while (!b->closing && pthread_cond_timedwait(&b->wake, &b->lock, &until) == 0) {}
+    bool closing = b->closing;
+    pthread_mutex_unlock(&b->lock);
+    return closing;
+}
+
+/* Another engine in place of the lost one, or the batch is lost and everything that waits is told so. */
+static void replace_engine(nmk_batch *b, const nmk_err *why) {
+    nmk_err e = *why;
+    while (b->reopen && ++b->losses <= MOST_LOSSES) {
+        nmk_engine *g = NULL;
+        nmk_engine_close(b->engine);
+        b->engine = NULL;
+        if (b->losses > 1 && pause_s(b, REOPEN_WAIT_S)) return;
+        e.text[0] = 0;
+        if (b->reopen(b->reopen_user, &g, &e)) continue;
+        assert(g->steps_ahead <= RECORDS);
+        take_engine(b, g);
+        if (clear_control(b, &e)) continue;
+        pthread_mutex_lock(&b->lock);
+        b->stats.ready = true, b->stats.rebuilds++;
+        pthread_mutex_unlock(&b->lock);
+        return;
+    }
+    pthread_mutex_lock(&b->lock);
+    b->stats.lost = true;
+    pthread_mutex_unlock(&b->lock);
+    if (b->reopen) nmk_fail_in(&e, "the engine is lost, and opening it anew failed");
+    end_waiting(b, NMK_BATCH_FAILED, e.text);
+}
+
+/* What a request computed may be no numbers, and 0 times that is none either: so its pages are zeroed. */
+static int fail_request(nmk_batch *b, request *r, const char *message, bool lost, nmk_err *e) {
+    nmk_kv_forget(&b->engine->kv);
+    int rc = lost ? 0 : nmk_engine_wipe_row(b->engine, slot_of(b, r), e);
+    finish(b, r, NMK_BATCH_FAILED, message);
+    return rc;
+}
+
 /* No queued step counts any more; every column is written anew. */
 static void fail(nmk_batch *b, const nmk_err *why) {
     nmk_machine *m = b->engine->machine;
@@ -141,21 +372,19 @@ static void fail(nmk_batch *b, const nmk_err *why) {
     bool lost = strstr(why->text, "the engine is lost") || m->lost || m->calls->wait_all(m, &second);
     b->done = b->engine->steps;
     memset(b->idle, 0, sizeof b->idle);
-    if (lost) {
-        pthread_mutex_lock(&b->lock);
-        b->stats.lost = true;
-        pthread_mutex_unlock(&b->lock);
-    }
-    end_running(b, NMK_BATCH_FAILED, why->text);
-    if (lost) end_waiting(b, NMK_BATCH_FAILED, why->text);
+    pthread_mutex_lock(&b->lock);
+    if (lost) b->stats.ready = false;
+    pthread_mutex_unlock(&b->lock);
+    for (int s = 0; s < NMK_COLUMNS; s++)
+        if (b->row[s] && fail_request(b, b->row[s], why->text, lost, &second)) lost = true;
+    nmk_kv_forget(&b->engine->kv);
+    if (lost) replace_engine(b, why);
 }
 
 /* ---- joining and leaving ---- */
 
-static bool has_pages(const nmk_kv *kv, int tokens, const int have[2]) {
-    for (int k = 0; k < 2; k++)
-        if (nmk_kv_row_pages(&kv->shape, k, tokens) > have[k]) return false;
-    return true;
+static bool fits(const nmk_kv_shape *shape, const int pages[2], int tokens) {
+    return nmk_kv_row_pages(shape, 0, tokens) <= pages[0] && nmk_kv_row_pages(shape, 1, tokens) <= pages[1];
 }
 
 static int free_slot(const nmk_batch *b) {
@@ -164,26 +393,66 @@ static int free_slot(const nmk_batch *b) {
     return -1;
 }
 
-/* The head of the queue if there is a row and pages for it.  Nobody overtakes it.  Call with the lock. */
-static bool can_join(const nmk_batch *b) {
-    const nmk_kv *kv = &b->engine->kv;
-    return b->first && free_slot(b) >= 0 &&
-           has_pages(kv, b->first->rq.prompt_tokens + b->first->rq.max_tokens, kv->free_count);
+/* Pages that the row lacks to compute all known tokens. */
+static int lacks(const nmk_batch *b, const request *r, int slot, int kind) {
+    const nmk_kv_row *row = &b->engine->kv.row[slot];
+    int n = nmk_kv_row_pages(&b->engine->kv.shape, kind, known(r) + 1) - row->held + (kind ? row->first : 0);
+    return n > 0 ? n : 0;
 }
 
-static int join(nmk_batch *b, nmk_err *e) {
-    for (;;) {
-        pthread_mutex_lock(&b->lock);
-        request *r = can_join(b) ? b->first : NULL;
-        int slot = free_slot(b);
-        if (r) {
-            if (!(b->first = r->next)) b->end = &b->first;
-            b->row[slot] = r, b->stats.waiting--, b->stats.running++;
-        }
-        pthread_mutex_unlock(&b->lock);
-        if (!r) return 0;
-        if (nmk_engine_take_row(b->engine, slot, r->rq.prompt_tokens + r->rq.max_tokens, e)) return -1;
+/* Pages beside those that the running requests need for their prompts, and one for each of them to go on.  None runs:
+ * any number, as it was made sure that each request alone has room. */
+static int spare(const nmk_batch *b, int kind) {
+    const nmk_kv *kv = &b->engine->kv;
+    int need = 0, others = 0;
+    for (int s = 0; s < NMK_COLUMNS; s++)
+        if (b->row[s]) need += lacks(b, b->row[s], s, kind) + 1, others++;
+    return others && kv->pages[kind] ? nmk_kv_available(kv, kind) - need : INT_MAX;
+}
+
+/* Finds what is kept for the request.  False: there is no room for the rest; everything is as before. */
+static bool begin(nmk_batch *b, request *r, int slot) {
+    int made = r->made;
+    nmk_kv_begin(&b->engine->kv, slot, r->rq.salt);
+    r->at = r->found = 0;
+    find_pages(b, r, slot);
+    if (lacks(b, r, slot, 0) <= spare(b, 0) && lacks(b, r, slot, 1) <= spare(b, 1)) return true;
+    nmk_kv_drop(&b->engine->kv, slot);
+    while (r->made > made) r->fed[--r->made] = r->rq.exact ? PAGE : NMK_KV_ANY;
+    b->refused.id = r->id;
+    for (int k = 0; k < 2; k++) b->refused.spare[k] = spare(b, k);
+    return false;
+}
+
+/* The head of the queue has a row, if there is room for it.  Nobody overtakes it. */
+static bool join_one(nmk_batch *b) {
+    const nmk_kv *kv = &b->engine->kv;
+    int slot = free_slot(b);
+    pthread_mutex_lock(&b->lock);
+    request *r = b->first;
+    pthread_mutex_unlock(&b->lock);
+    if (!r || slot < 0) return false;
+    if (r->id == b->refused.id && spare(b, 0) <= b->refused.spare[0] && spare(b, 1) <= b->refused.spare[1])
+        return false;
+    /* it did fit the engine of its time */
+    bool too_large = end_of(r) + 1 > b->engine->max_len || !fits(&kv->shape, kv->pages, end_of(r) + 1);
+    if (!too_large && !begin(b, r, slot)) return false;
+    pthread_mutex_lock(&b->lock);
+    take_from_queue(b, r);
+    if (r->turn > b->turn) b->turn = r->turn;
+    if (!too_large) {
+        b->row[slot] = r, b->stats.running++;
+        if (!r->started) b->stats.cache_queries += (uint64_t)r->rq.prompt_tokens;
     }
+    pthread_mutex_unlock(&b->lock);
+    if (too_large) {
+        tell_end(b, r, NMK_BATCH_FAILED, "the engine was opened anew, and has too little memory for this request now");
+        return true;
+    }
+    r->since = b->plans, r->moves = false;
+    count_prompt(b, r, true);
+    if (!r->started) r->started = ++b->starts;
+    return true;
 }
 
 static void leave_cancelled(nmk_batch *b) {
@@ -191,16 +460,12 @@ static void leave_cancelled(nmk_batch *b) {
     pthread_mutex_lock(&b->lock);
     bool some = b->cancels;
     b->cancels = false;
-    for (request **at = &b->first; some && *at;) {
-        request *r = *at;
-        if (!r->cancelled) {
-            at = &r->next;
-            continue;
-        }
-        *at = r->next, r->next = gone, gone = r, b->stats.waiting--;
+    for (request *r = b->first, *next; some && r; r = next) {
+        next = r->next;
+        if (!r->cancelled) continue;
+        take_from_queue(b, r);
+        r->next = gone, gone = r;
     }
-    if (some)
-        for (b->end = &b->first; *b->end; b->end = &(*b->end)->next) {}
     bool marked[NMK_COLUMNS];
     for (int s = 0; s < NMK_COLUMNS; s++) marked[s] = some && b->row[s] && b->row[s]->cancelled;
     pthread_mutex_unlock(&b->lock);
@@ -215,14 +480,30 @@ static void leave_cancelled(nmk_batch *b) {
 
 /* ---- a step ---- */
 
-/* The oldest request that has prompt left, after `before`. */
-static request *next_fed(const nmk_batch *b, const request *before) {
-    request *found = NULL;
+/* Prompts go on behind pages that are kept meanwhile. */
+static void jump_ahead(nmk_batch *b) {
     for (int s = 0; s < NMK_COLUMNS; s++) {
         request *r = b->row[s];
-        if (r && is_fed(r) && (!before || r->id > before->id) && (!found || r->id < found->id)) found = r;
+        if (r && is_fed(r) && r->at == b->engine->kv.row[s].known * PAGE) find_pages(b, r, s), count_prompt(b, r, true);
     }
-    return found;
+}
+
+/* The next page of both is the same, and r has not begun with it. */
+static bool shares_page(const nmk_batch *b, const request *r, const request *other) {
+    const nmk_kv *kv = &b->engine->kv;
+    int s = slot_of(b, r), o = slot_of(b, other), p = r->at / PAGE;
+    if (r->at % PAGE || other->at / PAGE != p || r->rq.salt != other->rq.salt) return false;
+    if (own_way(r, p) < PAGE || own_way(other, p) < PAGE || kv->row[s].known != p || kv->row[o].known != p)
+        return false;
+    if (kv->row[s].private || kv->row[o].private) return false;
+    if (p && kv->table[0][s * kv->stride + p - 1] != kv->table[0][o * kv->stride + p - 1]) return false;
+    return !memcmp(r->token + p * PAGE, other->token + p * PAGE, sizeof *r->token * PAGE);
+}
+
+static request *next_fed(const nmk_batch *b, const request *before_it) {
+    request *r = next_started(b, before_it);
+    while (r && !is_fed(r)) r = next_started(b, r);
+    return r;
 }
 
 /* A row that rests and can go on, the one that waits longest first. */
@@ -230,7 +511,7 @@ static request *next_ready(const nmk_batch *b) {
     request *found = NULL;
     for (int s = 0; s < NMK_COLUMNS; s++) {
         request *r = b->row[s];
-        if (r && decodes(r) && r->column < 0 && r->queued == r->given && r->since < b->plans &&
+        if (r && decodes(r) && r->column < 0 && r->at <= known(r) && r->since < b->plans &&
             (!found || r->since < found->since))
             found = r;
     }
@@ -261,6 +542,7 @@ static void choose_fed(nmk_batch *b, request *feed[HALVES]) {
     for (int s = 0; s < NMK_COLUMNS; s++) decoding += b->row[s] && decodes(b->row[s]);
     if (!decoding) {
         feed[1] = next_fed(b, feed[0]);
+        while (feed[1] && shares_page(b, feed[1], feed[0])) feed[1] = next_fed(b, feed[1]);
         return;
     }
     for (int c = 0; c < NMK_COLUMNS; c++) in_half[c / CHUNK] += b->on[c] != NULL;
@@ -268,30 +550,55 @@ static void choose_fed(nmk_batch *b, request *feed[HALVES]) {
     if (b->feed_half) feed[1] = feed[0], feed[0] = NULL;
 }
 
+/* Pages for the next positions of all that decode or are chosen to be fed; those that started first have the first
+ * choice.  1: they have them; 0: a request is gone for it, so choose anew. */
+static int make_room(nmk_batch *b, request *const feed[HALVES]) {
+    nmk_kv *kv = &b->engine->kv;
+    for (request *r = next_started(b, NULL); r; r = next_started(b, r)) {
+        int slot = slot_of(b, r);
+        if (!decodes(r) && r != feed[0] && r != feed[1]) continue;
+        nmk_kv_pass(kv, slot, r->at);
+        if (nmk_kv_grow(kv, slot, is_fed(r) ? feed_end(r) : r->at + 1)) {
+            request *last = r;
+            for (request *next; (next = next_started(b, last));) last = next;
+            /* what a request may need was compared with the pools when it came */
+            assert(last != next_started(b, NULL));
+            preempt(b, last);
+            return 0;
+        }
+        note_pages(b, r, slot);
+    }
+    return 1;
+}
+
 static void feed_columns(nmk_batch *b, request *r, nmk_column *column, int group) {
-    int base = r->fed, end = r->rq.prompt_tokens - 1;
+    int base = r->at, end = feed_end(r);
     assert(base % CHUNK == 0);
-    for (int i = 0; i < CHUNK && base + i < end; i++, r->fed++)
-        column[i] = (nmk_column){.token = r->rq.prompt[base + i],
+    for (int i = 0; base + i < end; i++)
+        column[i] = (nmk_column){.token = r->token[base + i],
                                  .pos = base + i,
                                  .base = base,
                                  .group = group,
                                  .slot = slot_of(b, r),
                                  .remaining = 1};
+    r->at = end;
+    count_prompt(b, r, false);
     if (!is_fed(r)) r->since = b->plans;
 }
 
-static nmk_column decode_column(const nmk_batch *b, const request *r, int c) {
-    int pos = r->rq.prompt_tokens - 1 + r->queued;
-    return nmk_column_decode(&r->rq.sampler, c, slot_of(b, r), r->last, pos, r->rq.max_tokens - r->queued);
+/* Samples, or computes a token that is known. */
+static nmk_column decode_column(const nmk_batch *b, request *r, int c) {
+    int slot = slot_of(b, r);
+    r->moves = r->at == known(r);
+    if (r->moves) return nmk_column_decode(&r->rq.sampler, c, slot, r->token[r->at], r->at, end_of(r) - r->at);
+    return (nmk_column){
+        .token = r->token[r->at], .pos = r->at, .base = r->at, .group = c, .slot = slot, .remaining = 1};
 }
 
 /* Decides what the next step computes: column[] and which of them to write.  Returns the live ones. */
-static int plan(nmk_batch *b, nmk_column column[NMK_COLUMNS], bool write[NMK_COLUMNS]) {
-    request *feed[HALVES], *r;
+static int plan(nmk_batch *b, request *const feed[HALVES], nmk_column column[NMK_COLUMNS], bool write[NMK_COLUMNS]) {
+    request *r;
     int live = 0;
-    b->plans++;
-    choose_fed(b, feed);
     for (int c = 0; c < NMK_COLUMNS; c++) {
         column[c] = nmk_column_idle();
         if (b->on[c] && feed[c / CHUNK]) take_column(b, c);
@@ -299,9 +606,10 @@ static int plan(nmk_batch *b, nmk_column column[NMK_COLUMNS], bool write[NMK_COL
     }
     for (int c; (r = next_ready(b)) && (c = find_column(b, feed)) >= 0;) {
         if (b->on[c]) take_column(b, c);
-        b->on[c] = r, r->column = c, r->since = b->plans;
-        column[c] = decode_column(b, r, c), write[c] = true;
+        b->on[c] = r, r->column = c, r->since = b->plans, r->moves = false;
     }
+    for (int c = 0; c < NMK_COLUMNS; c++)
+        if (b->on[c] && !b->on[c]->moves) column[c] = decode_column(b, b->on[c], c), write[c] = true;
     for (int h = 0; h < HALVES; h++)
         if (feed[h]) {
             feed_columns(b, feed[h], column + h * CHUNK, h * CHUNK);
@@ -328,48 +636,67 @@ static int write_columns(nmk_batch *b, const nmk_column column[NMK_COLUMNS], con
     return 0;
 }
 
+static int write_tables(nmk_batch *b, nmk_err *e) {
+    for (int s = 0; s < NMK_COLUMNS; s++)
+        if (b->row[s] && nmk_engine_send_row(b->engine, s, e)) return -1;
+    return 0;
+}
+
 /* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed. */
 static int queue_step(nmk_batch *b, nmk_err *e) {
+    request *feed[HALVES];
     nmk_column column[NMK_COLUMNS];
     bool write[NMK_COLUMNS];
-    uint64_t number, fed = 0;
-    for (int s = 0; s < NMK_COLUMNS; s++)
-        if (b->row[s]) fed -= (uint64_t)b->row[s]->fed;
-    int live = plan(b, column, write);
+    uint64_t number;
+    b->plans++;
+    jump_ahead(b);
+    do choose_fed(b, feed);
+    while (!make_room(b, feed));
+    int live = plan(b, feed, column, write);
     if (!live) {
         for (int c = 0; c < NMK_COLUMNS; c++) b->idle[c] = b->idle[c] && !write[c];
         return 0;
     }
-    if (write_columns(b, column, write, e) || nmk_engine_queue_step(b->engine, live, &number, e)) return -1;
+    if (write_tables(b, e) || write_columns(b, column, write, e) || nmk_engine_queue_step(b->engine, live, &number, e))
+        return -1;
     for (int c = 0; c < NMK_COLUMNS; c++) {
         request *r = b->on[c];
-        b->record[number % RECORDS].id[c] = r ? r->id : 0;
+        b->record[number % RECORDS].id[c] = r && r->moves ? r->id : 0;
+        b->record[number % RECORDS].life[c] = r ? r->life : 0;
         if (!r) continue;
-        if (r->queued++ == 0) fed++; /* a prompt's last token */
+        r->at++;
+        count_prompt(b, r, false);
         if (decodes(r)) continue;
-        r->column = -1, b->on[c] = NULL, b->idle[c] = true; /* the machine itself ends it */
+        take_column(b, c);
+        b->idle[c] = r->moves; /* the machine itself ends it, or else leaves it as it is */
     }
-    for (int s = 0; s < NMK_COLUMNS; s++)
-        if (b->row[s]) fed += (uint64_t)b->row[s]->fed;
-    pthread_mutex_lock(&b->lock);
-    b->stats.prompt_tokens += fed;
-    pthread_mutex_unlock(&b->lock);
+    for (int s = 0; s < NMK_COLUMNS; s++) {
+        request *r = b->row[s];
+        if (!r || r->at == r->found) continue;
+        keep_pages(b, r);
+        if (!r->told && r->rq.on_start) r->rq.on_start(r->rq.user, r->found);
+        r->told = true;
+    }
     return 1;
 }
 
 /* Waits for the oldest step in flight and hands its tokens out. */
 static int read_step(nmk_batch *b, nmk_err *e) {
     const int32_t *out;
+    int rc = 0;
     if (nmk_engine_wait_step(b->engine, b->done, &out, e)) return -1;
-    const uint64_t *id = b->record[b->done++ % RECORDS].id;
+    b->losses = 0;
+    int record = (int)(b->done++ % RECORDS), tokens = 0;
     request *of[NMK_COLUMNS] = {0};
-    int tokens = 0;
     for (int c = 0; c < NMK_COLUMNS; c++)
-        for (int s = 0; id[c] && s < NMK_COLUMNS; s++)
-            if (b->row[s] && b->row[s]->id == id[c]) of[c] = b->row[s], tokens++;
+        for (int s = 0; s < NMK_COLUMNS; s++) {
+            request *r = b->row[s];
+            if (r && r->id == b->record[record].id[c] && r->life == b->record[record].life[c]) of[c] = r, tokens++;
+        }
     pthread_mutex_lock(&b->lock);
     b->stats.steps++, b->stats.tokens += (uint64_t)tokens;
     b->stats.last_step_ms = nmk_now_ns() / 1000000;
+    b->stats.kv_used = nmk_kv_used(&b->engine->kv);
     pthread_mutex_unlock(&b->lock);
     for (int c = 0; c < NMK_COLUMNS; c++) {
         request *r = of[c];
@@ -377,17 +704,18 @@ static int read_step(nmk_batch *b, nmk_err *e) {
         if (out[c] < 0 || out[c] >= b->engine->vocab) {
             nmk_err why;
             nmk_fail(&why, "the step gave %d in place of a token", out[c]);
-            finish(b, r, NMK_BATCH_FAILED, why.text);
+            rc |= fail_request(b, r, why.text, false, e);
             continue;
         }
-        r->given++, r->last = out[c];
+        add_token(r, out[c]);
+        keep_pages(b, r);
         if (r->rq.on_token) r->rq.on_token(r->rq.user, out[c], NULL);
         if (ends_at(r, out[c]))
             finish(b, r, NMK_BATCH_STOP, NULL);
         else if (r->given == r->rq.max_tokens)
             finish(b, r, NMK_BATCH_LENGTH, NULL);
     }
-    return 0;
+    return rc;
 }
 
 /* ---- the thread ---- */
@@ -402,18 +730,10 @@ static uint64_t ahead(const nmk_batch *b) {
 }
 
 static int turn(nmk_batch *b, nmk_err *e) {
-    if (join(b, e)) return -1;
+    while (join_one(b)) {}
     for (int more = 1; more && b->engine->steps - b->done < ahead(b);)
         if ((more = queue_step(b, e)) < 0) return -1;
     return b->done < b->engine->steps ? read_step(b, e) : 0;
-}
-
-/* Columns idle, no stop ids: those are compared here. */
-static int clear_control(nmk_batch *b, nmk_err *e) {
-    nmk_control control = {0};
-    nmk_machine *m = b->engine->machine;
-    for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
-    return m->calls->enter(m, e) || nmk_engine_set_control(b->engine, &control, e) ? -1 : 0;
 }
 
 static void *run(void *argument) {
@@ -425,14 +745,15 @@ static void *run(void *argument) {
     }
     for (;;) {
         pthread_mutex_lock(&b->lock);
-        while (!b->closing && !b->first && !b->stats.running && !b->cancels && b->done == b->engine->steps)
+        while (!b->closing && !b->first && !b->stats.running && !b->cancels &&
+               (!b->engine || b->done == b->engine->steps))
             pthread_cond_wait(&b->wake, &b->lock);
         bool closing = b->closing;
         pthread_mutex_unlock(&b->lock);
         if (closing) break;
         leave_cancelled(b);
         e.text[0] = 0;
-        if (turn(b, &e)) fail(b, &e);
+        if (b->engine && turn(b, &e)) fail(b, &e);
     }
     end_running(b, NMK_BATCH_CANCEL, NULL);
     end_waiting(b, NMK_BATCH_CANCEL, NULL);
@@ -444,10 +765,11 @@ static void *run(void *argument) {
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e) {
     nmk_batch *b = xcalloc(1, sizeof *b);
     assert(engine->steps_ahead <= RECORDS);
-    b->engine = engine, b->end = &b->first, b->done = engine->steps;
     b->most_waiting = most_waiting > 0 ? most_waiting : MOST_WAITING;
+    b->stats.ready = true;
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->wake, NULL);
+    take_engine(b, engine);
     int rc = pthread_create(&b->thread, NULL, run, b);
     if (rc) {
         pthread_cond_destroy(&b->wake), pthread_mutex_destroy(&b->lock);
@@ -458,34 +780,34 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
     return 0;
 }
 
+void nmk_batch_set_reopen(nmk_batch *b, nmk_batch_reopen_fn reopen, void *user) {
+    pthread_mutex_lock(&b->lock);
+    b->reopen = reopen, b->reopen_user = user;
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* Call with the lock. */
 static int check_request(const nmk_batch *b, const nmk_batch_request *rq, nmk_err *e) {
-    const nmk_engine *g = b->engine;
     if (rq->prompt_tokens < 1) return nmk_fail(e, "the prompt is empty");
     if (rq->max_tokens < 1) return nmk_fail(e, "max_tokens is %d, at least 1 is needed", rq->max_tokens);
     if (rq->min_tokens < 0) return nmk_fail(e, "min_tokens is %d, expected 0 or more", rq->min_tokens);
     int64_t tokens = (int64_t)rq->prompt_tokens + rq->max_tokens;
-    if (tokens > g->max_len)
+    if (tokens > b->holds.max_len)
         return nmk_fail(e, "%d tokens of prompt and %d of answer: the context holds %d", rq->prompt_tokens,
-                        rq->max_tokens, g->max_len);
-    if (!has_pages(&g->kv, (int)tokens, g->kv.pages))
+                        rq->max_tokens, b->holds.max_len);
+    if (!fits(&b->holds.shape, b->holds.pages, (int)tokens))
         return nmk_fail(e, "%d tokens of prompt and %d of answer: there is not so much memory for keys and values",
                         rq->prompt_tokens, rq->max_tokens);
     if (!(rq->sampler.temperature >= 0) || isinf(rq->sampler.temperature))
         return nmk_fail(e, "temperature %g, expected 0 or more", (double)rq->sampler.temperature);
     for (int i = 0; i < rq->prompt_tokens; i++)
-        if (rq->prompt[i] < 0 || rq->prompt[i] >= g->vocab)
-            return nmk_fail(e, "token %d is not in 0 to %d", rq->prompt[i], g->vocab - 1);
+        if (rq->prompt[i] < 0 || rq->prompt[i] >= b->holds.vocab)
+            return nmk_fail(e, "token %d is not in 0 to %d", rq->prompt[i], b->holds.vocab - 1);
     return 0;
 }
 
 int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nmk_err *e) {
     int rc = -1;
-    if (check_request(b, rq, e)) return -1;
-    request *r = xcalloc(1, sizeof *r);
-    r->rq = *rq, r->column = -1, r->last = rq->prompt[rq->prompt_tokens - 1];
-    r->rq.prompt = copy_of(rq->prompt, sizeof *rq->prompt * (size_t)rq->prompt_tokens);
-    if (rq->stop_count < 0) r->rq.stop_count = 0;
-    r->rq.stop_ids = r->rq.stop_count ? copy_of(rq->stop_ids, sizeof *rq->stop_ids * (size_t)rq->stop_count) : NULL;
     pthread_mutex_lock(&b->lock);
     if (b->closing)
         nmk_fail(e, "the server is shutting down");
@@ -494,15 +816,16 @@ int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nm
     else if (b->stats.waiting >= b->most_waiting)
         nmk_fail(e, "%d requests are waiting already", b->stats.waiting);
     else
-        rc = 0;
+        rc = check_request(b, rq, e);
     if (rc == 0) {
+        request *r = new_request(rq);
         *id = r->id = ++b->last_id;
-        *b->end = r, b->end = &r->next, r = NULL;
-        b->stats.waiting++, b->stats.requests++;
+        r->turn = turn_for(b, rq->client);
+        put_in_queue(b, r);
+        b->stats.requests++;
         pthread_cond_signal(&b->wake);
     }
     pthread_mutex_unlock(&b->lock);
-    free_request(r);
     return rc;
 }
 

@@ -5,12 +5,30 @@
  * has to change its column; more rows take turns, and none rests for two steps in a row.  Without rows that decode, two
  * prompts are fed at a time.  A step that feeds nothing decodes all rows.
  *
- * Guaranteed: a request's tokens depend on its prompt and sampler alone, bit for bit, whatever else runs and
- * whenever it came.  For that a prompt is always cut at multiples of NMK_COLUMNS / 2 positions, its last token apart.
- * nmk_engine_generate cuts at NMK_COLUMNS: for longer prompts its bits differ, and now and then a token.
+ * The cache: full pages of prompts and of generated tokens stay, and a request whose prompt begins with the same tokens
+ * (and has the same salt) goes on behind them, also while the one that computed them runs.  The last token of a prompt
+ * is always computed.  A prompt that is being fed jumps ahead when pages that it needs are there meanwhile, and one that
+ * shares its next page with a prompt being fed waits for that.
  *
- * Requests start in the order they were submitted: one for whose pages there is no room yet holds up those behind it.
- * Prompts are fed in that order too.  Knows tokens, no text; knows no HTTP.
+ * Guaranteed: a request's tokens depend on its prompt and sampler alone, bit for bit, whatever else runs and whenever it
+ * came, with one exception: pages of tokens that another request generated.  Tokens decoded one by one and tokens fed as
+ * a prompt give the same keys and values up to rounding only, and now and then a token differs.  A request that is
+ * `exact` uses no such pages and knows no exception.  (A prompt is always cut at multiples of NMK_COLUMNS / 2 positions,
+ * its last token apart; nmk_engine_generate cuts at NMK_COLUMNS: for longer prompts its bits differ.)
+ *
+ * Pages are taken as rows grow, not for max_tokens ahead.  When none is left, cached ones go, the longest unused first;
+ * then the row that started last goes back to the head of the queue.  Later it computes what it lost in the way it did
+ * at first, so its text is the same, bit for bit, and goes on where it was.
+ *
+ * The queue: clients take turns.  A request that comes joins the next round in which its client has none yet, and rounds
+ * are served in order, each in the order in which its requests came.  A request for which there is no room holds up all
+ * behind it, so nobody is overtaken for ever; room is what its prompt takes beside what the running rows still need for
+ * theirs.  Prompts are fed in the order in which requests start.
+ *
+ * A hang fails what runs, and the engine goes on.  When it is lost altogether and nmk_batch_set_reopen gave a way to open
+ * another, requests that wait keep waiting for that one.  After a failure nothing that was cached is used any more.
+ *
+ * Knows tokens, no text; knows no HTTP.
  *
  * submit and cancel may be called from any thread; callbacks come from the batch's thread and must not call back into
  * it, except for cancel.  Every submitted request gets exactly one on_end, and no callback after it; that may be before
@@ -39,7 +57,12 @@ typedef struct {
     nmk_sampler sampler;        /* bias is copied */
     const int32_t *stop_ids;    /* copied */
     int stop_count;
+    uint64_t salt;   /* requests with different salts share no cached pages */
+    uint64_t client; /* whose turn it is in the queue: clients take turns */
+    bool exact;      /* uses no cached page of tokens that were generated */
     void *user;
+    /* once, when its first position is queued; cached_tokens: those before it, found in the cache; may be NULL */
+    void (*on_start)(void *user, int cached_tokens);
     /* may be NULL; logprobs is good during the call, NULL if not asked for */
     void (*on_token)(void *user, int32_t token, const nmk_logprobs *logprobs);
     /* message: of NMK_BATCH_FAILED, else NULL */
@@ -48,20 +71,29 @@ typedef struct {
 
 typedef struct {
     int running, waiting; /* requests now */
-    /* ever: submitted, fed, sampled for a request, read, ended so */
+    /* ever: submitted, fed or found in the cache, sampled for a request, read, ended so */
     uint64_t requests, prompt_tokens, tokens, steps, failed, cancelled;
+    uint64_t cache_queries, cache_hits; /* tokens of prompts: that started; of these, found in the cache */
+    uint64_t preemptions, rebuilds;
     uint64_t last_step_ms; /* monotonic time of the last finished step; 0: none */
-    bool lost;             /* the engine cannot go on */
+    double kv_used;        /* part of the memory for keys and values that running requests hold, 0 to 1 */
+    bool ready;            /* false while the engine is opened anew, and when it is lost */
+    bool lost;             /* for good: nothing is taken any more */
 } nmk_batch_stats;
 
 /* Takes over the engine (closed by nmk_batch_close), if it succeeds.  most_waiting: requests that may queue beside
  * those that run; 0: 1024. */
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e);
 
+/* How a lost engine is replaced: reopen is called on the batch's thread, the lost one being closed.  Without progress
+ * after three calls the batch is lost for good.  Before the first submit. */
+typedef int (*nmk_batch_reopen_fn)(void *user, nmk_engine **engine, nmk_err *e);
+void nmk_batch_set_reopen(nmk_batch *batch, nmk_batch_reopen_fn reopen, void *user);
+
 /* *id is never 0, and is set before the first callback.  -1: the queue is full, the batch is closing or lost, or the
  * request cannot fit; no callback then. */
 int nmk_batch_submit(nmk_batch *batch, const nmk_batch_request *request, uint64_t *id, nmk_err *e);
-/* The request ends within a step, if it has not ended before. */
+/* The request ends within a step, if it has not ended before; or when the engine that is being opened is there. */
 void nmk_batch_cancel(nmk_batch *batch, uint64_t id);
 
 void nmk_batch_read_stats(nmk_batch *batch, nmk_batch_stats *stats);

@@ -51,7 +51,7 @@ static void test_alone(nmk_batch *b) {
     fill_all();
     for (int i = 0; i < COUNT; i++) {
         client *k = &clients_of[i];
-        good += submit(b, k, &e) == 0 && wait_end(k) && k->ends == 1 && k->end == NMK_BATCH_LENGTH &&
+        good += submit(b, k, &e) == 0 && wait_end(k) && k->starts == 1 && k->ends == 1 && k->end == NMK_BATCH_LENGTH &&
                 k->count == k->rq.max_tokens;
         memcpy(alone[i], k->token, sizeof alone[i]);
     }

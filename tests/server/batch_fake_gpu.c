@@ -1,4 +1,4 @@
-/* Continuous batching on a GPU made up of host memory: what each step computes, in which order requests run, hangs. */
+/* Continuous batching on a GPU made up of host memory: what each step computes, who takes turns, hangs. */
 #include "batch.h"
 
 #include "runtime/fake_gpu.h"
@@ -8,10 +8,12 @@ enum { MANY = 14, CHUNK = NMK_COLUMNS / 2, MAX_LEN = 640 };
 
 static client many[MANY];
 
+/* Nothing that others computed is of use to it. */
 static void fill(client *k, int number, int prompt_tokens, int max_tokens) {
+    static uint64_t salt;
     memset(k, 0, sizeof *k);
     for (int i = 0; i < prompt_tokens; i++) k->prompt[i] = 100 + number * 200 + i % 150;
-    k->rq = (nmk_batch_request){.prompt_tokens = prompt_tokens, .max_tokens = max_tokens};
+    k->rq = (nmk_batch_request){.prompt_tokens = prompt_tokens, .max_tokens = max_tokens, .salt = ++salt};
 }
 
 static bool counts_up(const client *k) {
@@ -131,53 +133,6 @@ static void test_few(nmk_batch *b) {
     check(rests <= 1, "which rest no more than it takes to move one", "%d steps", rests);
 }
 
-/* A request that needs more pages than are free waits, and those behind it too. */
-static void test_pages(void) {
-    nmk_err e = {0};
-    nmk_engine *g;
-    nmk_batch *b;
-    nmk_options o = {.random_weights = true,
-                     .device = "cuda:0",
-                     .max_len = MAX_LEN,
-                     .kv_bytes = 32 * (uint64_t)NMK_KV_PAGE_BYTES_SLIDING};
-    if (!check(nmk_engine_open(&g, &o, &e) == 0 && nmk_batch_open(&b, g, 0, &e) == 0, "opens", "%s", e.text)) return;
-    int rc = 0, fit = NMK_COLUMNS;
-    bool good = true;
-    for (int k = 0; k < 2; k++) {
-        int rows = g->kv.pages[k] / nmk_kv_row_pages(&g->kv.shape, k, MAX_LEN);
-        fit = rows < fit ? rows : fit;
-    }
-    check(fit >= 2 && fit < NMK_COLUMNS, "the pools hold some long rows, not all", "%d", fit);
-    for (int i = 0; i < fit; i++) {
-        fill(&many[i], i, 1, MAX_LEN - 1);
-        if (i == 0) many[i].hold_at = 1;
-        rc |= submit(b, &many[i], &e);
-    }
-    fill(&many[fit], fit, 539, 100);
-    fill(&many[fit + 1], fit + 1, 1, 3);
-    rc |= submit(b, &many[fit], &e) | submit(b, &many[fit + 1], &e);
-    go_on(&many[0], MAX_LEN - 2);
-    bool held = wait_tokens(&many[0], MAX_LEN - 2);
-    nmk_batch_stats s;
-    nmk_batch_read_stats(b, &s);
-    check(rc == 0 && held && s.running == fit && s.waiting == 2,
-          "a request waits for pages, and so does a short one behind it", "%d wait: %s", s.waiting, e.text);
-    go_on(&many[0], 0);
-    for (int i = 0; i < fit + 2; i++) good &= is_whole(&many[i]);
-    check(good, "until rows end", "not all ended well");
-    quiet(b);
-    check(g->kv.free_count[0] == g->kv.pages[0] && g->kv.free_count[1] == g->kv.pages[1], "pages are given back",
-          "%d and %d are free", g->kv.free_count[0], g->kv.free_count[1]);
-    nmk_batch_close(b);
-
-    o.kv_bytes = NMK_KV_PAGE_BYTES_FULL * 3 + 4 * (uint64_t)NMK_KV_PAGE_BYTES_SLIDING;
-    if (!check(nmk_engine_open(&g, &o, &e) == 0 && nmk_batch_open(&b, g, 0, &e) == 0, "opens", "%s", e.text)) return;
-    fill(&many[0], 0, 300, MAX_LEN - 300);
-    check_message(g->kv.pages[0] < 10 ? submit(b, &many[0], &e) : 0, &e, "not so much memory for keys and values",
-                  "what no pool could hold is refused");
-    nmk_batch_close(b);
-}
-
 static void test_hang(nmk_batch *b) {
     nmk_err e = {0};
     int rc = 0, failed = 0, good = 0;
@@ -264,7 +219,6 @@ int main(void) {
     nmk_engine *g;
     nmk_batch *b;
     if (fake_install(&e)) return puts(e.text), 2;
-    test_pages();
     nmk_options o = {.random_weights = true, .device = "cuda:0", .max_len = MAX_LEN};
     if (!check(nmk_engine_open(&g, &o, &e) == 0, "the engine opens", "%s", e.text)) return 1;
     if (!check(nmk_batch_open(&b, g, 0, &e) == 0, "the batch opens", "%s", e.text)) return 1;

@@ -19,6 +19,7 @@ typedef struct {
     /* by `clients` */
     int32_t token[MOST_TOKENS];
     int count, ends;
+    int starts, cached;
     nmk_batch_end end;
     char message[1024];
     uint64_t first_ns; /* when the first token came */
@@ -31,6 +32,13 @@ typedef struct {
 
 static pthread_mutex_t clients = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t client_news = PTHREAD_COND_INITIALIZER;
+
+static void client_start(void *user, int cached_tokens) {
+    client *k = user;
+    pthread_mutex_lock(&clients);
+    k->starts++, k->cached = cached_tokens;
+    pthread_mutex_unlock(&clients);
+}
 
 static void client_token(void *user, int32_t token, const nmk_logprobs *logprobs) {
     (void)logprobs;
@@ -55,8 +63,9 @@ static void client_end(void *user, nmk_batch_end end, const char *message) {
 }
 
 static int submit(nmk_batch *b, client *k, nmk_err *e) {
-    k->count = k->ends = 0, k->first_ns = 0, k->message[0] = 0;
+    k->count = k->ends = k->starts = k->cached = 0, k->first_ns = 0, k->message[0] = 0;
     k->rq.prompt = k->prompt, k->rq.user = k, k->rq.on_token = client_token, k->rq.on_end = client_end;
+    if (!k->rq.on_start) k->rq.on_start = client_start;
     k->batch = b;
     return nmk_batch_submit(b, &k->rq, &k->id, e);
 }

@@ -406,6 +406,8 @@ extern const uint64_t nmk_hash; /* the same as NMK_HASH in megakernel.cu */
 extern const char *const nmk_model_name;
 extern const char *const nmk_target_arch;
 extern const int nmk_in_flight[NMK_COLUMNS]; /* stages in flight per SM, by live columns - 1 */
+/* Weights that a step streams, by live columns - 1, each byte once, if all experts are chosen alike. */
+extern const int64_t nmk_step_weight_bytes[NMK_COLUMNS];
 extern const nmk_array nmk_arrays[];
 extern const int nmk_array_count;
 extern const nmk_tensor nmk_tensors[];

@@ -365,6 +365,9 @@ const uint64_t nmk_hash = 0xHASH;
 const char *const nmk_model_name = "nmc-toy";
 const char *const nmk_target_arch = "sm_90a";
 const int nmk_in_flight[NMK_COLUMNS] = {3, 3, 3, 3, 4, 4, 4, 4};
+const int64_t nmk_step_weight_bytes[NMK_COLUMNS] = {
+    12484608, 15237120, 17301504, 18849792, 20011008, 20881920, 21535104, 22024992
+};
 
 const nmk_array nmk_arrays[] = {
     {"embed", 0, 0, 1, 0, 4096, 256, 0, 2048, 2048},
