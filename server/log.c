@@ -1,6 +1,8 @@
 #include "log.h"
 
 #include <math.h>
+#include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -145,15 +147,40 @@ void nmk_log_number(nmk_log_line *l, const char *key, double value) {
     add_value(l, key, isfinite(value) && fabs(value) < 1e15 ? text : settings.json ? "null" : "none");
 }
 
+static atomic_int lost; /* lines since the last one that was written */
+
+static void put(const char *bytes, size_t n) {
+    for (ssize_t did; n && (did = write(settings.fd, bytes, n)) > 0; n -= (size_t)did) bytes += did;
+}
+
+/* Whoever reads the log may stop, and the threads that write it serve everybody: a pipe or terminal without room gets
+ * no line, and the next one that fits says how many it lost.  Room is a page, which is more than both lines. */
 void nmk_log_end(nmk_log_line *l) {
+    struct pollfd room = {.fd = settings.fd, .events = POLLOUT};
     if (!l->on) return;
+    if (poll(&room, 1, 0) != 1) {
+        atomic_fetch_add(&lost, 1);
+        return;
+    }
+    int count = atomic_exchange(&lost, 0);
+    if (count) {
+        nmk_log_line more;
+        char text[16];
+        int width = 1;
+        for (int n = count; n >= 10; n /= 10) width++;
+        *digits(text, count, width) = 0; /* a signal handler may be here: no snprintf */
+        nmk_log_begin(&more, settings.least > NMK_LOG_WARNING ? settings.least : NMK_LOG_WARNING,
+                      "log lines were lost, as nobody read them");
+        if (more.on) {
+            add_value(&more, "lines", text);
+            if (settings.json) more.text[more.length++] = '}';
+            more.text[more.length++] = '\n';
+            put(more.text, more.length);
+        }
+    }
     if (settings.json) l->text[l->length++] = '}';
     l->text[l->length++] = '\n';
-    for (size_t at = 0; at < l->length;) {
-        ssize_t n = write(settings.fd, l->text + at, l->length - at);
-        if (n <= 0) return; /* nobody reads any more */
-        at += (size_t)n;
-    }
+    put(l->text, l->length);
 }
 
 void nmk_log(nmk_log_level level, const char *message) {

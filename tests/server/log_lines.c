@@ -97,12 +97,45 @@ static void test_time(void) {
           "the time, in UTC", "%s", text);
 }
 
+/* Nobody reads: the writer goes on, and says later what was lost. */
+static void test_unread(void) {
+    enum { LINES = 4000 };
+    static char all[1 << 18];
+    int full[2], whole = 0, lost = 0, cut = 0;
+    if (pipe2(full, 0)) exit(2);
+    nmk_log_setup(NMK_LOG_INFO, false, full[1]);
+    alarm(20); /* a write that waits for ever ends the test */
+    for (int i = 0; i < LINES; i++) nmk_log(NMK_LOG_INFO, "a line that fills the pipe");
+    alarm(0);
+    size_t n = 0;
+    for (int turn = 0; turn < 2; turn++) {
+        fcntl(full[0], F_SETFL, O_NONBLOCK);
+        for (ssize_t did; (did = read(full[0], all + n, sizeof all - 1 - n)) > 0;) n += (size_t)did;
+        if (!turn) nmk_log(NMK_LOG_INFO, "somebody reads again");
+    }
+    all[n] = 0;
+    for (char *line = strtok(all, "\n"); line; line = strtok(NULL, "\n")) {
+        const char *at = strstr(line, " warning log lines were lost, as nobody read them lines=");
+        if (at)
+            lost += atoi(strchr(at, '=') + 1);
+        else if (strstr(line, " info a line that fills the pipe") || strstr(line, " info somebody reads again"))
+            whole++;
+        else
+            cut++;
+    }
+    check(whole > 100 && lost > 100 && whole + lost == LINES + 1 && !cut,
+          "lines that nobody reads are lost, and counted", "%d whole, %d lost, %d cut, of %d", whole, lost, cut,
+          LINES + 1);
+    close(full[0]), close(full[1]);
+}
+
 int main(void) {
     nmk_log_level level;
     if (pipe2(ends, O_NONBLOCK)) return 2;
     test_text();
     test_json();
     test_time();
+    test_unread();
     check(nmk_log_level_read("warning", &level) && level == NMK_LOG_WARNING && !nmk_log_level_read("warn", &level),
           "levels by name", "%d", level);
     return failures != 0;
