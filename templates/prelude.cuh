@@ -711,21 +711,31 @@ struct Helper : Context {
 
     /* f(inside, index, value) for an array in global memory, lane by lane; all lanes together, those past the end with
      * inside = false.  Through shared memory: the loads are wide and in flight at once, the code of f is there once.
-     * count is a multiple of 16. */
-    template <class F> __device__ __forceinline__ void scan(const float *from, int count, F f)
+     * count is a multiple of 16.  WIDE: elements a lane has in hand at once. */
+    template <int WIDE, class F> __device__ __forceinline__ void scan(const float *from, int count, F f)
     {
-#pragma unroll 1
-        for (int base = 0; base < count; base += 512) {
-            float4 v[4];
+        float4 ahead[4];
+        auto fetch = [&](int base) {
 #pragma unroll
             for (int i = 0; i < 4; i++) /* no branches, which cost registers */
-                v[i] = __ldcg((const float4 *)(from + min(base + i * 128 + lane * 4, count - 4)));
+                ahead[i] = __ldcg((const float4 *)(from + min(base + i * 128 + lane * 4, count - 4)));
+        };
+        fetch(0);
+#pragma unroll 1
+        for (int base = 0; base < count; base += 512) {
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < 4; i++) *(float4 *)(s.scan + i * 128 + lane * 4) = v[i];
+            for (int i = 0; i < 4; i++) *(float4 *)(s.scan + i * 128 + lane * 4) = ahead[i];
             __syncwarp();
+            fetch(base + 512);
 #pragma unroll 1
-            for (int i = lane; base + i - lane < count && i < 512; i += 32) f(base + i < count, base + i, s.scan[i]);
+            for (int i = lane; base + i - lane < count && i < 512; i += 32 * WIDE) {
+                float v[WIDE];
+#pragma unroll
+                for (int k = 0; k < WIDE; k++) v[k] = s.scan[i + 32 * k];
+#pragma unroll
+                for (int k = 0; k < WIDE; k++) f(base + i + 32 * k < count, base + i + 32 * k, v[k]);
+            }
         }
     }
 
@@ -741,8 +751,10 @@ struct Helper : Context {
     __device__ __forceinline__ void begin_cut(int n, const float *cand)
     {
         float best = -INFINITY;
-#pragma unroll 1
-        for (int r = lane; r < NMK_SMS * WARPS_STORE; r += 32) best = fmaxf(best, __ldcg(cand + r * NMK_COLUMNS + n));
+        constexpr int rows = NMK_SMS * WARPS_STORE;
+#pragma unroll
+        for (int r = 0; r < rows; r += 32)
+            best = fmaxf(best, __ldcg(cand + min(r + lane, rows - 1) * NMK_COLUMNS + n));
 #pragma unroll 1
         for (int i = 1; i <= 16; i <<= 1) best = fmaxf(best, __shfl_xor_sync(~0u, best, i));
         const float min_p = __ldcg(&column(n)->min_p);

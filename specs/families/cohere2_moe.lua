@@ -121,7 +121,7 @@ function M.buffers(m)
     { name = "raw_logits", bytes = cols * s.vocab * 4, extent = s.vocab // 16 },
     { name = "cuts", bytes = 7 * cols * 256 * 8, extent = 7 * cols },           -- as ops/cut.cu counts
     { name = "drawn", bytes = m.target.sms * cols * 8, extent = m.target.sms },
-    { name = "tops", bytes = m.target.sms * cols * 42 * 4, extent = m.target.sms }, -- as ops/draw.cu lays them out
+    { name = "tops", bytes = m.target.sms * cols * 41 * 4, extent = m.target.sms }, -- as ops/draw.cu lays them out
   }
 end
 

@@ -37,7 +37,7 @@ DEVICE void help(Helper &c, const Task &t)
 #pragma unroll 1
         for (int i = c.lane; i < 256; i += 32) c.s.bin_low[i] = c.s.bin_high[i] = 0;
         const float *scores = c.buffer<float>(t.scores) + n * P::vocab + t.tile * 16;
-        c.scan(scores, t.tiles * 16, [&](bool inside, int, float score) {
+        c.scan<4>(scores, t.tiles * 16, [&](bool inside, int, float score) {
             const u32 key = nmk_score_key(cut.best, score);
             if (!inside || key > limit || key >> shift >> 8 != cut.prefix) return;
             const u32 bin = key >> shift & 255;

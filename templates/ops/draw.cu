@@ -15,8 +15,8 @@
   cost    = "0",
 @*/
 //@device help
-/* drawn: [sms][columns] values, then as many ids.  tops: [sms][columns] of the largest logit, the sum of exponentials
- * relative to it, NMK_TOPS logits and as many ids. */
+/* drawn: [sms][columns] values, then as many ids.  tops, of a column: the NMK_TOPS largest logits of each SM, as many
+ * ids, and for each SM the sum of exponentials relative to its largest logit. */
 DEVICE void help(Helper &c, const Task &t)
 {
     const int first = t.tile * 16, count = t.tiles * 16;
@@ -32,7 +32,7 @@ DEVICE void help(Helper &c, const Task &t)
             const nmk_noise key = nmk_noise_key(__ldcg(&column->seed_lo), __ldcg(&column->seed_hi), c.s.pos[n]);
             float best = -INFINITY;
             int id = 0x7fffffff;
-            c.scan(c.buffer<float>(t.scores) + n * P::vocab + first, count, [&](bool inside, int i, float score) {
+            c.scan<2>(c.buffer<float>(t.scores) + n * P::vocab + first, count, [&](bool inside, int i, float score) {
                 if (inside && nmk_score_key(cut.best, score) <= cut.limit)
                     keep_better(best, id, score + gumbel(key, first + i), first + i);
             });
@@ -43,19 +43,20 @@ DEVICE void help(Helper &c, const Task &t)
         if (c.wants(n, NMK_COLUMN_LOGPROBS)) {
             Tops tops = {-INFINITY, 0x7fffffff};
             const float *logits = c.buffer<float>(t.raw_logits) + n * P::vocab + first;
-            c.scan(logits, count, [&](bool inside, int i, float logit) {
+            c.scan<1>(logits, count, [&](bool inside, int i, float logit) {
                 tops.offer(inside ? logit : -INFINITY, inside ? first + i : 0x7fffffff);
             });
             const float most = __shfl_sync(~0u, tops.value, 0);
             float sum = 0;
-            c.scan(logits, count, [&](bool inside, int, float logit) {
+            c.scan<4>(logits, count, [&](bool inside, int, float logit) {
                 if (inside) sum += exp2_fast((logit - most) * 1.4426950408889634f);
             });
 #pragma unroll 1
             for (int i = 1; i <= 16; i <<= 1) sum += __shfl_xor_sync(~0u, sum, i);
-            float *to = c.buffer<float>(t.tops) + at * (2 + 2 * NMK_TOPS);
-            if (c.lane == 0) to[0] = most, to[1] = sum;
-            if (c.lane < NMK_TOPS) to[2 + c.lane] = tops.value, ((int *)to)[2 + NMK_TOPS + c.lane] = tops.id;
+            float *to = c.buffer<float>(t.tops) + n * (NMK_SMS * (2 * NMK_TOPS + 1));
+            const int first_top = blockIdx.x * NMK_TOPS + c.lane;
+            if (c.lane < NMK_TOPS) to[first_top] = tops.value, ((int *)to)[NMK_SMS * NMK_TOPS + first_top] = tops.id;
+            if (c.lane == 0) to[NMK_SMS * 2 * NMK_TOPS + blockIdx.x] = sum;
         }
     }
 }
@@ -80,11 +81,13 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     if (active(vm, n) && c->flags & NMK_COLUMN_LOGPROBS) {
         const float *logit = (const float *)buffer(vm, t.raw_logits) + (size_t)n * P.vocab;
         struct candidate top[NMK_TOPS];
-        float *to = (float *)buffer(vm, t.tops) + at * (2 + 2 * NMK_TOPS), sum = 0;
+        float *to = (float *)buffer(vm, t.tops) + n * NMK_SMS * (2 * NMK_TOPS + 1), sum = 0;
+        int32_t *ids = (int32_t *)to + NMK_SMS * NMK_TOPS;
         no_tops(top);
         for (int i = first; i < end; i++) offer(top, logit[i], i);
         for (int i = first; i < end; i++) sum += expf(logit[i] - top[0].value);
-        to[0] = top[0].value, to[1] = sum;
-        for (int i = 0; i < NMK_TOPS; i++) to[2 + i] = top[i].value, ((int32_t *)to)[2 + NMK_TOPS + i] = top[i].id;
+        for (int i = 0; i < NMK_TOPS; i++)
+            to[sm->id * NMK_TOPS + i] = top[i].value, ids[sm->id * NMK_TOPS + i] = top[i].id;
+        to[NMK_SMS * 2 * NMK_TOPS + sm->id] = sum;
     }
 }

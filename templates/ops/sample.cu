@@ -15,30 +15,30 @@
 /* Log-probabilities of the column's token and of the most likely ones, to the host. */
 DEVICE void tell_logprobs(Helper &c, const Task &t, int id)
 {
-    const float *from = c.buffer<float>(t.tops) + t.column * (2 + 2 * NMK_TOPS);
-    constexpr int stride = NMK_COLUMNS * (2 + 2 * NMK_TOPS);
-    float most = -INFINITY, sum = 0;
-#pragma unroll 1
-    for (int sm = c.lane; sm < NMK_SMS; sm += 32) most = fmaxf(most, __ldcg(from + sm * stride));
-#pragma unroll 1
-    for (int i = 1; i <= 16; i <<= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
-#pragma unroll 1
-    for (int sm = c.lane; sm < NMK_SMS; sm += 32)
-        sum += __ldcg(from + sm * stride + 1) * exp2_fast((__ldcg(from + sm * stride) - most) * 1.4426950408889634f);
+    constexpr int all = NMK_SMS * NMK_TOPS, round = 32 * ((NMK_SMS + 31) / 32);
+    const float *value = c.buffer<float>(t.tops) + t.column * (NMK_SMS * (2 * NMK_TOPS + 1)), *sums = value + 2 * all;
+    const float logit = __ldcg(c.buffer<float>(t.raw_logits) + t.column * P::vocab + id);
+    static_assert(all % 16 == 0, "scan takes multiples of 16");
+    /* in the order of SMs, so of ids: among equals the first is the lower id */
+    Tops tops = {-INFINITY, 0x7fffffff};
+    c.scan<1>(value, all, [&](bool inside, int i, float v) {
+        tops.offer(inside ? v : -INFINITY, inside ? i : 0x7fffffff);
+    });
+    const float most = __shfl_sync(~0u, tops.value, 0);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < round; i += 32) {
+        const int sm = min(i + c.lane, NMK_SMS - 1);
+        const float part = __ldcg(sums + sm) * exp2_fast((__ldcg(value + sm * NMK_TOPS) - most) * 1.4426950408889634f);
+        if (i + c.lane < NMK_SMS) sum += part;
+    }
 #pragma unroll 1
     for (int i = 1; i <= 16; i <<= 1) sum += __shfl_xor_sync(~0u, sum, i);
     const float norm = most + __logf(sum);
-    Tops tops = {-INFINITY, 0x7fffffff};
-#pragma unroll 2
-    for (int i = 0; i < (NMK_SMS * NMK_TOPS + 31) / 32; i++) {
-        const int j = i * 32 + c.lane, at = j / NMK_TOPS * stride + 2 + j % NMK_TOPS;
-        const bool inside = j < NMK_SMS * NMK_TOPS;
-        const float value = inside ? __ldcg(from + at) : -INFINITY;
-        tops.offer(value, inside ? __ldcg((const int *)from + at + NMK_TOPS) : 0x7fffffff);
-    }
     nmk_tops *to = (nmk_tops *)c.p.tops + (u64)c.p.out_row * NMK_COLUMNS + t.column;
-    if (c.lane == 0) to->chosen = __ldcg(c.buffer<float>(t.raw_logits) + t.column * P::vocab + id) - norm;
-    if (c.lane < NMK_TOPS) to->id[c.lane] = tops.id, to->logprob[c.lane] = tops.value - norm;
+    if (c.lane == 0) to->chosen = logit - norm;
+    if (c.lane >= NMK_TOPS || tops.id >= all) return;
+    to->id[c.lane] = __ldcg((const int *)value + all + tops.id), to->logprob[c.lane] = tops.value - norm;
 }
 
 DEVICE void help(Helper &c, const Task &t)
@@ -51,9 +51,11 @@ DEVICE void help(Helper &c, const Task &t)
     const int *which = (const int *)(value + rows * NMK_COLUMNS);
     float best = -INFINITY;
     int id = 0x7fffffff;
-#pragma unroll 1
-    for (int r = c.lane; r < rows; r += 32)
-        keep_better(best, id, __ldcg(value + r * NMK_COLUMNS + n), __ldcg(which + r * NMK_COLUMNS + n));
+#pragma unroll
+    for (int r = 0; r < NMK_SMS * WARPS_STORE; r += 32) { /* again the last one does no harm */
+        const int at = min(r + c.lane, rows - 1) * NMK_COLUMNS + n;
+        keep_better(best, id, __ldcg(value + at), __ldcg(which + at));
+    }
     warp_best(best, id, 1);
     nmk_control *control = (nmk_control *)c.p.control;
     nmk_column *column = &control->column[n];
@@ -86,20 +88,15 @@ const int32_t *id = (const int32_t *)(value + rows * NMK_COLUMNS);
 for (int i = 0; i < rows; i++) better(&best, value[i * NMK_COLUMNS + t.column], id[i * NMK_COLUMNS + t.column]);
 if (best.id < 0 || best.id >= P.vocab) return fail(sm, "no logit of column %d is a number", t.column);
 if (c->flags & NMK_COLUMN_LOGPROBS) {
-    const float *part = (const float *)buffer(vm, t.tops) + t.column * (2 + 2 * NMK_TOPS);
+    const float *tops = (const float *)buffer(vm, t.tops) + t.column * NMK_SMS * (2 * NMK_TOPS + 1);
     const float *logit = (const float *)buffer(vm, t.raw_logits) + (size_t)t.column * P.vocab;
+    const int32_t *ids = (const int32_t *)tops + NMK_SMS * NMK_TOPS;
     struct candidate top[NMK_TOPS];
     float sum = 0;
     no_tops(top);
+    for (int i = 0; i < NMK_SMS * NMK_TOPS; i++) offer(top, tops[i], ids[i]);
     for (int i = 0; i < NMK_SMS; i++)
-        for (int j = 0; j < NMK_TOPS; j++) {
-            const float *from = part + i * NMK_COLUMNS * (2 + 2 * NMK_TOPS) + 2 + j;
-            offer(top, from[0], ((const int32_t *)from)[NMK_TOPS]);
-        }
-    for (int i = 0; i < NMK_SMS; i++) {
-        const float *from = part + i * NMK_COLUMNS * (2 + 2 * NMK_TOPS);
-        sum += from[1] * expf(from[0] - top[0].value);
-    }
+        sum += tops[NMK_SMS * 2 * NMK_TOPS + i] * expf(tops[i * NMK_TOPS] - top[0].value);
     struct nmk_tops *to = &vm->tops[t.column];
     to->chosen = logit[best.id] - top[0].value - logf(sum);
     for (int i = 0; i < NMK_TOPS; i++) to->id[i] = top[i].id, to->logprob[i] = top[i].value - top[0].value - logf(sum);

@@ -411,7 +411,7 @@ const nmk_buffer nmk_buffers[] = {
     {"raw_logits", 10152, 256, 131072},
     {"cuts", 11176, 56, 114688},
     {"drawn", 12072, 132, 8448},
-    {"tops", 12138, 132, 177408},
+    {"tops", 12138, 132, 173184},
 };
 const int nmk_buffer_count = 14;
 
