@@ -222,6 +222,15 @@ static void on_progress(void *user, uint64_t done, uint64_t total) {
     fprintf(stderr, "\rweights: %3d%% of %.1f GiB%s", percent, (double)total / 0x1p30, done == total ? "\n" : "");
 }
 
+/* Another engine in place of one that is lost, with the same options. */
+static int open_again(void *user, nmk_engine **engine, nmk_err *e) {
+    const nmk_options *options = user;
+    fprintf(stderr, "nmk-serve: the engine is lost, opening it anew\n");
+    if (nmk_engine_open(engine, options, e)) return fprintf(stderr, "nmk-serve: %s\n", e->text), -1;
+    fprintf(stderr, "nmk-serve: the engine is there again\n");
+    return 0;
+}
+
 static void banner(const settings *s, const nmk_stats *t, const texts *x, const nmk_http *http) {
     int64_t rows = s->max_rows && s->max_rows < nmk_rows ? s->max_rows : nmk_rows;
     fprintf(stderr, "nmk-serve: %s on %s, opened in %.1f s\n", t->model, t->device, t->open_seconds);
@@ -269,8 +278,11 @@ static int serve(settings *s, nmk_err *e) {
     if (isatty(STDERR_FILENO)) s->options.progress = on_progress;
     if (nmk_engine_open(&engine, &s->options, e)) goto out;
     nmk_engine_stats(engine, &stats);
+    if (stats.on_gpu && (!s->options.device || !strcmp(s->options.device, "auto")))
+        s->options.device = "cuda:0"; /* that one again if it is lost, not the CPU */
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
     engine = NULL;
+    nmk_batch_set_reopen(batch, open_again, &s->options);
 
     if (!s->names) s->name[s->names++] = stats.model;
     for (int i = 0; i < stats.stop_count; i++) stop_ids[i] = stats.stop_ids[i];

@@ -38,6 +38,7 @@ static struct {
     bool silent;     /* without a record */
     bool fail;       /* the next event reports an error */
     int load_result; /* of cuModuleLoadData */
+    int contexts;    /* retained */
 } fake = {.device_count = 1, .major = 9, .minor = 0, .sms = 132, .smem_bytes = 232448};
 static int steps_run;
 /* In place of token + 1: called for every live column of a step, in their order; what it says counts for those that
@@ -128,11 +129,11 @@ static CUresult device_attribute(int *value, int attribute, CUdevice d) {
 }
 static CUresult retain(CUcontext *c, CUdevice d) {
     (void)d;
-    return *c = (CUcontext)&fake, 0;
+    return fake.contexts++, *c = (CUcontext)&fake, 0;
 }
 static CUresult release(CUdevice d) {
     (void)d;
-    return 0;
+    return fake.contexts--, 0;
 }
 static CUresult set_current(CUcontext c) {
     (void)c;

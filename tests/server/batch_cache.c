@@ -552,6 +552,7 @@ static void test_rebuild(void) {
     fill(&many[0], 50, 100, 300, 20);
     check(run_one_request(b, &many[0]) && many[0].cached == 64, "the new engine has a cache of its own", "%d cached",
           many[0].cached);
+    check(fake.contexts == 1, "the lost one's memory is given back with its context", "%d contexts", fake.contexts);
     check_given_back(b, reopened.engine);
     reopened.calls = 0, reopened.refusals = 2;
     good = lose(b, &failed);
