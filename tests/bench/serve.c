@@ -232,7 +232,7 @@ static const nmk_flag table[] = {
     {"--device", "NAME", "cpu: without the engine's own figures (cuda:0)"},
     {"--server", "PATH", "the program (nmk-serve beside this one)"},
 };
-static const nmk_flags flags = {"bench-serve", table, sizeof table / sizeof *table};
+static const nmk_flags flags = {.program = "bench-serve", .flag = table, .count = sizeof table / sizeof *table};
 
 static int numbers(const char *name, const char *text, int most, int list[MOST_CASES], int *count) {
     const char *end = text;

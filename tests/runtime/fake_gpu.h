@@ -41,6 +41,7 @@ static struct {
     int load_result; /* of cuModuleLoadData */
     int memory_khz, bus_bits;
     size_t free_bytes, total_bytes; /* free: whatever is allocated */
+    int contexts;                   /* retained */
 } fake = {.device_count = 1,
           .major = 9,
           .minor = 0,
@@ -163,11 +164,11 @@ static CUresult device_attribute(int *value, int attribute, CUdevice d) {
 }
 static CUresult retain(CUcontext *c, CUdevice d) {
     (void)d;
-    return *c = (CUcontext)&fake, 0;
+    return fake.contexts++, *c = (CUcontext)&fake, 0;
 }
 static CUresult release(CUdevice d) {
     (void)d;
-    return 0;
+    return fake.contexts--, 0;
 }
 static CUresult set_current(CUcontext c) {
     (void)c;

@@ -3,7 +3,9 @@
 
 #include <limits.h>
 
+#include "engine.h"
 #include "json.h"
+#include "runtime/kv_sound.h"
 #include "server/batch_helper.h"
 
 enum { COUNT = 12, MANY = 20, GREEDY = 64 };
@@ -289,6 +291,88 @@ static void test_stats(nmk_batch *b) {
     check(ms < 50, "an idle batch sleeps", "%.0f ms of CPU in 200", ms);
 }
 
+/* Again, and all but one page of the prompts need not be computed. */
+static void test_cached(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0, cached = 0, want = 0;
+    fill_all();
+    for (int i = 0; i < COUNT; i++) rc |= submit(b, &clients_of[i], &e);
+    int equal = equal_to_alone();
+    for (int i = 0; i < COUNT; i++)
+        cached += clients_of[i].cached, want += (shape[i].prompt_tokens - 1) / NMK_PAGE_TOKENS * NMK_PAGE_TOKENS;
+    check(rc == 0 && equal == COUNT && cached == want, "from cached pages: each as alone",
+          "%d of %d, %d tokens cached: %s", equal, COUNT, cached, e.text);
+}
+
+/* The next turn of chats: what was generated is decoded once and fed once, which may round differently. */
+static void test_chat(nmk_batch *b) {
+    enum { CHATS = 4, ANSWER = 140, NEXT = 40 };
+    static client turn[3]; /* as it comes; exact; with no page of others */
+    nmk_err e = {0};
+    int rc = 0, exact = 0, same = 0, cached = 0;
+    bool ended = true;
+    for (int i = 0; i < CHATS; i++) {
+        fill(&many[0], 70 + 9 * i, ANSWER, i % 2 ? 1 : 0, 100 + (unsigned)i);
+        rc |= submit(b, &many[0], &e);
+        ended &= wait_end(&many[0]);
+        for (int j = 0; j < 3; j++) {
+            client *k = &turn[j];
+            int n = many[0].rq.prompt_tokens;
+            fill(k, n + ANSWER + 10, NEXT, i % 2 ? 1 : 0, 200 + (unsigned)i);
+            memcpy(k->prompt, many[0].prompt, sizeof(int32_t) * (size_t)n);
+            memcpy(k->prompt + n, many[0].token, sizeof(int32_t) * ANSWER);
+            k->rq.exact = j == 1, k->rq.salt = j == 2 ? 1000 + (uint64_t)i : 0;
+            rc |= submit(b, k, &e);
+            ended &= wait_end(k) && k->count == NEXT;
+        }
+        cached += turn[0].cached - turn[1].cached;
+        same += !memcmp(turn[0].token, turn[2].token, sizeof(int32_t) * NEXT);
+        exact += !memcmp(turn[1].token, turn[2].token, sizeof(int32_t) * NEXT) && turn[2].cached == 0 &&
+                 turn[1].cached == (many[0].rq.prompt_tokens - 1) / NMK_PAGE_TOKENS * NMK_PAGE_TOKENS;
+    }
+    check(rc == 0 && ended && exact == CHATS, "an exact request says what it would without a cache", "%d of %d: %s",
+          exact, CHATS, e.text);
+    check(cached > CHATS * NMK_PAGE_TOKENS, "others use pages of what was generated", "%d tokens", cached);
+    printf("# with %d cached tokens that were generated, %d of %d texts are the same all the same\n", cached, same,
+           CHATS);
+}
+
+/* Rows lose their pages to others again and again. */
+static void test_preempted(void) {
+    enum { ROWS = 6, ANSWER = 140 };
+    nmk_err e = {0};
+    nmk_engine *g;
+    nmk_batch *b;
+    nmk_options o = {.checkpoint = "examples/nmc-toy",
+                     .device = "cpu",
+                     .max_len = 1024,
+                     .kv_bytes = 12 * (uint64_t)NMK_KV_PAGE_BYTES_FULL + 8 * (uint64_t)NMK_KV_PAGE_BYTES_SLIDING};
+    if (!check(nmk_engine_open(&g, &o, &e) == 0 && nmk_batch_open(&b, g, COUNT, &e) == 0, "opens", "%s", e.text))
+        return;
+    int rc = 0, equal = 0;
+    bool ended = true;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < ROWS; i++) {
+            client *k = &many[i];
+            fill(k, 5 + 13 * i, ANSWER, i % 2 ? 1 : 0, 300 + (unsigned)i);
+            k->rq.salt = 1 + (uint64_t)round;
+            rc |= submit(b, k, &e);
+            if (round) continue;
+            ended &= wait_end(k);
+            memcpy(alone[i], k->token, sizeof alone[i]);
+        }
+        for (int i = 0; i < ROWS; i++) ended &= wait_end(&many[i]);
+    }
+    for (int i = 0; i < ROWS; i++)
+        equal += many[i].count == ANSWER && !memcmp(many[i].token, alone[i], sizeof(int32_t) * ANSWER);
+    nmk_batch_stats s = quiet(b);
+    check(rc == 0 && ended && equal == ROWS && s.preemptions > 0, "rows that lost their pages: each as alone",
+          "%d of %d, %d preemptions: %s", equal, ROWS, (int)s.preemptions, e.text);
+    check(kv_is_given_back(&g->kv), "every page is free or kept in the end", "some are held");
+    printf("# %d preemptions, %d and %d pages\n", (int)s.preemptions, g->kv.pages[0], g->kv.pages[1]);
+    nmk_batch_close(b);
+}
+
 int main(void) {
     enum { MOST_WAITING = 12 };
     nmk_err e = {0};
@@ -304,12 +388,15 @@ int main(void) {
     test_generated();
     test_stats(b);
     test_company(b);
+    test_cached(b);
+    test_chat(b);
     test_golden(b, nmk_json_get(golden, "prompts"));
     test_stops(b);
     test_cancel(b);
     test_refusals(b, MOST_WAITING);
     test_close(b, MOST_WAITING);
     nmk_batch_close(NULL);
+    test_preempted();
     json_object_put(golden);
     return failures != 0;
 }
