@@ -38,7 +38,7 @@ DEVICE void help(Helper &c, const Task &t)
 #pragma unroll 1
         for (int i = c.lane; i < 256; i += 32) c.s.bin_low[i] = c.s.bin_high[i] = 0;
         const float *scores = c.buffer<float>(t.scores) + n * P::vocab + t.tile * 16;
-        c.scan<8>(scores, t.tiles * 16, [&](bool inside, int, float score) {
+        c.scan<4>(scores, t.tiles * 16, [&](bool inside, int, float score) {
             const u32 key = nmk_score_key(cut.best, score), bin = key >> shift & 255;
             const float w = exp2_fast((score - cut.best) * 1.4426950408889634f) * HALF;
             const u32 high = mass ? (u32)w : 0, low = mass ? (u32)((w - (float)high) * HALF) : 1;
