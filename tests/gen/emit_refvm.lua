@@ -18,8 +18,8 @@ t.case("table, references and dispatch", refvm.text(ctx), [[
 #line 1 "templates/refvm.c"
 start
 #line 5 "refvm.c"
-    {"add", 2, 0},
-    {"finish", 0, 1},
+    {"add", 2, 0, 0},
+    {"finish", 0, 1, 0},
 #line 8 "refvm.c"
 static const struct {
     int32_t width;

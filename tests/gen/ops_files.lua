@@ -93,7 +93,7 @@ refuses("unknown role", AT .. "7:36: reads 'a': role 'computes' is not one of lo
   'role = "compute"', 'role = "computes"')
 refuses("region without bounds", AT .. "7:16: reads 'a': 'lo' is missing", ', lo = "tile*16"', "")
 refuses("region without type", AT .. "7:17: reads 'a': a buffer in global memory needs a type", '"a", "f32"', '"a"')
-refuses("data type", AT .. "7:22: reads 'a': type 'f16' is not one of bf16, f32, i32", '"a", "f32"', '"a", "f16"')
+refuses("data type", AT .. "7:22: reads 'a': type 'f16' is not one of bf16, f32, i32, u64", '"a", "f32"', '"a", "f16"')
 refuses("load reads this step's data",
   AT .. "7:17: reads 'a': bulk copies may read only data older than the launch", 'role = "compute"', 'role = "load"',
   "//@device compute", "//@device load\nDEVICE void load(Loader &c, const Task &t) {}\n//@device compute")
