@@ -72,4 +72,13 @@ switch
 #line 57 "refvm.c"
 ]])
 
+do
+  local one = t.context({ ["templates/refvm.c"] = "//@slot table\n" })
+  one.registry.list[2].optional = true
+  t.case("the table knows who may sleep", refvm.text(one):match("refvm.c\"\n(.-)#line"), [[
+{"add", 2, 0, 0},
+{"finish", 0, 1, 1},
+]])
+end
+
 t.done()
