@@ -7,8 +7,8 @@
 -- table lookup.
 --
 -- Optional tasks (ops.lua) run in all SMs or in none, and sleeping they signal without having waited. So they are a
--- thread of their own in each SM: it begins with what the helper knows, whose place in the list it takes, and keeps what
--- it waits for to itself. Of such a task a counter only ever tells that it is over.
+-- thread of their own in each SM: it begins with what the helper knows, whose place in the list it takes, and keeps
+-- what it waits for to itself. Of such a task a counter only ever tells that it is over.
 --
 -- Knows threads, times, regions and how the roles of a task follow one another; not what is waited for or why.
 local M = {}
@@ -174,8 +174,8 @@ end
 --- role; load_feeds, store_follows as above; also, a role that tells of its compute's accesses too, or nil.
 function M.roles_of(op)
   local r = {
-    roles = {}, wait = M.role_of(op, op.wait), signal = op.signal and M.role_of(op, op.signal), compute = op.roles.compute,
-    load_feeds = load_feeds(op), store_follows = store_follows(op),
+    roles = {}, wait = M.role_of(op, op.wait), signal = op.signal and M.role_of(op, op.signal),
+    compute = op.roles.compute, load_feeds = load_feeds(op), store_follows = store_follows(op),
   }
   -- A store that does not follow compute of every task still follows what compute did.
   r.also = op.roles.compute and op.signal == "store" and not r.store_follows and M.ROLE.store or nil

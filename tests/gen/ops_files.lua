@@ -53,8 +53,8 @@ refuses("unknown claim", AT .. "9:3: claim 'ticket': only \"queue\" is known", "
 
 refuses("a wrong type of optional", AT .. "9:3: op: 'optional' must be a boolean, not integer", "cost ",
   "optional = 1, cost ")
-refuses("an op of other roles cannot sleep", AT .. "9:3: optional: only an op whose one role is help can sleep", "cost ",
-  "optional = true, cost ")
+refuses("an op of other roles cannot sleep", AT .. "9:3: optional: only an op whose one role is help can sleep",
+  "cost ", "optional = true, cost ")
 refuses("nor one that has such a role too", AT .. "9:3: optional: only an op whose one role is help can sleep", "cost ",
   "optional = true, cost ", "//@device compute", "//@device help\nDEVICE void help(Helper &c, const Task &t) {}\n" ..
   "//@device compute")

@@ -1,9 +1,9 @@
 -- A machine that runs encoded lists in random interleavings and tells when somebody sees the wrong data or nobody can
--- go on. It knows nothing of clocks: every unit of a buffer remembers which node wrote it last and which nodes' tasks have
--- added to that, and a reader compares both with what the order of the nodes says. Roles of an SM run as far apart as they can: what the kernel's bounded
--- queues forbid is allowed here. The two store warps share a task's work or one has all of it; one without work signals
--- at once, and so do both where an `every` task that claims nothing finds nothing to do. What such a task does not
--- write nobody reads.
+-- go on. It knows nothing of clocks: every unit of a buffer remembers which node wrote it last and which nodes' tasks
+-- have added to that, and a reader compares both with what the order of the nodes says. Roles of an SM run as far apart
+-- as they can: what the kernel's bounded queues forbid is allowed here. The two store warps share a task's work or one
+-- has all of it; one without work signals at once, and so do both where an `every` task that claims nothing finds
+-- nothing to do. What such a task does not write nobody reads.
 -- A run is of one of two worlds: optional tasks are all awake, or all asleep. Asleep they only signal, and the order of
 -- the nodes is that of the others.
 local ops = require("ops")
@@ -11,8 +11,8 @@ local M = {}
 
 local WORDS, AT = ops.WORDS, ops.AT
 
--- What is in one unit of a buffer: the node that wrote it last, 0 for nobody, and how many tasks of which node have added
--- to that since.
+-- What is in one unit of a buffer: the node that wrote it last, 0 for nobody, and how many tasks of which node have
+-- added to that since.
 local NOTHING = { writer = 0 }
 
 local function written(id) return { writer = id } end

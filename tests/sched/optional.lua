@@ -13,6 +13,7 @@ local function op(name, tile, access, optional)
     'tile = "spread", task = { {"tile", "i32"}, {"tiles", "i32"} },', access, access:match('role = "(%l+)"'))
 end
 
+local OWN_C = '{"c", "f32", role = "help", lo = "sm", hi = "sm+1"}'
 local A, B = '"a", "f32", role = "help", lo = "0", hi = "4"', '"b", "f32", role = "help", lo = "sm", hi = "sm+1"'
 local ALL_B = '"b", "f32", role = "help", lo = "0", hi = "4"'
 local ADDS = 'adds = true, '
@@ -75,8 +76,8 @@ do
   helper.refused("a reader that is not ordered after who adds", without(g, "layer0.look", 2, "layer0.add"),
     "layer0.look on SM 2 (task *) reads a without being ordered after layer0.add on SM * (task *), which writes it")
   helper.refused("an addition before the unit is cleared", without(g, "layer0.add", 2, "layer0.clear"),
-    "layer0.add on SM 2 (task *) writes a without being ordered after layer0.clear on SM * (task *), which writes it " ..
-    "before")
+    "layer0.add on SM 2 (task *) writes a without being ordered after layer0.clear on SM * (task *), which " ..
+    "writes it before")
 end
 do
   local write = op("add", "every", ("writes = { {%s} },"):format(A))
@@ -103,8 +104,8 @@ end
 -- What an optional task waited for it keeps to itself.
 local MAYBE = op("maybe", "every", ("reads = { {%s} }, writes = { {%s} },"):format(A, B), true)
 do
-  local g = assert(graph({ CLEAR, MAYBE, op("next", "every", ([[reads = { {%s} },
-    writes = { {"c", "f32", role = "help", lo = "sm", hi = "sm+1"} },]]):format(A)) }, { "clear/1", "maybe", "next" }))
+  local g = assert(graph({ CLEAR, MAYBE, op("next", "every", ("reads = { {%s} }, writes = { %s },"):format(A, OWN_C)) }, 
+    { "clear/1", "maybe", "next" }))
   helper.proved("a task behind an optional one on its SM", g, helper.words(g))
   equal("an optional task waits", waits(g, "layer0.maybe", 2), "layer0.clear:2")
   equal("who comes behind it waits for itself", waits(g, "layer0.next", 2), "layer0.clear:2")
@@ -112,8 +113,7 @@ do
     "layer0.next on SM 2 (task *) reads a without being ordered after layer0.clear on SM * (task *), which writes it")
 end
 do
-  local read = op("next", "every", ([[reads = { {%s}, {%s} },
-    writes = { {"c", "f32", role = "help", lo = "sm", hi = "sm+1"} },]]):format(A, ALL_B))
+  local read = op("next", "every", ("reads = { {%s}, {%s} }, writes = { %s },"):format(A, ALL_B, OWN_C))
   local g = assert(graph({ CLEAR, MAYBE, read }, { "clear/1", "maybe", "next" }))
   helper.proved("a task behind optional ones of all SMs", g, helper.words(g))
   equal("their counter says that they are over, not what they waited for", waits(g, "layer0.next", 2),
@@ -125,8 +125,7 @@ do
     "layer0.next on SM 2 (task *) reads b without being ordered after layer0.maybe on SM * (task *), which writes it")
 end
 do
-  local chain = op("next", "every", ([[reads = { {%s} },
-    writes = { {"c", "f32", role = "help", lo = "sm", hi = "sm+1"} },]]):format(A), true)
+  local chain = op("next", "every", ("reads = { {%s} }, writes = { %s },"):format(A, OWN_C), true)
   local g = assert(graph({ CLEAR, MAYBE, chain }, { "clear/1", "maybe", "next" }))
   helper.proved("two optional tasks by turns", g, helper.words(g))
   equal("an optional task keeps what those before it waited for", waits(g, "layer0.next", 2), "-")
@@ -135,8 +134,7 @@ do
     "layer0.maybe on SM 2 (task *) reads a without being ordered after layer0.clear on SM * (task *), which writes it",
     "layer0.next on SM 2 (task *) reads a without being ordered after layer0.clear on SM * (task *), which writes it",
   })
-  local plain = op("plain", "every", ('reads = { {%s} }, writes = { {"b", "f32", role = "help", lo = "sm", hi = "sm+1"} },')
-    :format(A))
+  local plain = op("plain", "every", ("reads = { {%s} }, writes = { {%s} },"):format(A, B))
   g = assert(graph({ CLEAR, plain, chain }, { "clear/1", "plain", "next" }))
   helper.proved("an optional task behind one that is not", g, helper.words(g))
   equal("it knows what that waited for", waits(g, "layer0.next", 2), "-")
@@ -144,9 +142,9 @@ end
 do
   local make = op("make", "every", ('reads = { {%s} }, writes = { {"r", role = "compute", scope = "sm"} },')
     :format((A:gsub("help", "compute"))))
-  local use = op("maybe", "every", ('reads = { {"r", role = "help", scope = "sm"} }, writes = { {%s} },'):format(B), true)
-  local read = op("next", "every", ('reads = { {%s} }, writes = { {"c", "f32", role = "help", lo = "sm", hi = "sm+1"} },')
-    :format(A))
+  local use = op("maybe", "every", ('reads = { {"r", role = "help", scope = "sm"} }, writes = { {%s} },'):format(B),
+    true)
+  local read = op("next", "every", ("reads = { {%s} }, writes = { %s },"):format(A, OWN_C))
   local g = assert(graph({ CLEAR, make, use, read }, { "clear/1", "make", "maybe", "next" }))
   helper.proved("an optional task that reads what another role left on its SM", g, helper.words(g))
   equal("what it learns from that it keeps to itself", waits(g, "layer0.next", 2), "layer0.clear:2")

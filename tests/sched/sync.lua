@@ -21,9 +21,10 @@ end
 -- One wait where data crosses SMs, none elsewhere; all arrivals of the counter.
 local g = helper.build("north-mini-code")
 for _, case in ipairs({
-  { "embed", "-" }, { "clear_cuts", "-" }, { "layer0.norm", "embed:256" }, { "layer0.qkv", "-" }, { "layer0.dense_up", "-" },
-  { "layer0.dense_down", "layer0.dense_up:264" }, { "layer5.norm", "layer4.residual:256" }, { "layer5.router", "-" },
-  { "layer5.qkv", "-" }, { "layer5.route", "layer5.router:16" }, { "layer5.attention", "layer5.qkv:264" },
+  { "embed", "-" }, { "clear_cuts", "-" }, { "layer0.norm", "embed:256" }, { "layer0.qkv", "-" },
+  { "layer0.dense_up", "-" }, { "layer0.dense_down", "layer0.dense_up:264" }, { "layer5.norm", "layer4.residual:256" },
+  { "layer5.router", "-" }, { "layer5.qkv", "-" },
+  { "layer5.route", "layer5.router:16" }, { "layer5.attention", "layer5.qkv:264" },
   { "layer5.combine", "layer5.attention:264" }, { "layer5.expert_up", "-" }, { "layer5.o_proj", "layer5.combine:132" },
   { "layer5.expert_down", "layer5.expert_up:264" }, { "layer5.residual", "-" }, { "norm", "layer48.residual:256" },
   { "lm_head", "-" },
