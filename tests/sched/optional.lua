@@ -104,7 +104,7 @@ end
 -- What an optional task waited for it keeps to itself.
 local MAYBE = op("maybe", "every", ("reads = { {%s} }, writes = { {%s} },"):format(A, B), true)
 do
-  local g = assert(graph({ CLEAR, MAYBE, op("next", "every", ("reads = { {%s} }, writes = { %s },"):format(A, OWN_C)) }, 
+  local g = assert(graph({ CLEAR, MAYBE, op("next", "every", ("reads = { {%s} }, writes = { %s },"):format(A, OWN_C)) },
     { "clear/1", "maybe", "next" }))
   helper.proved("a task behind an optional one on its SM", g, helper.words(g))
   equal("an optional task waits", waits(g, "layer0.maybe", 2), "layer0.clear:2")
