@@ -186,8 +186,8 @@ struct Segment {
 };
 
 /* How far a column's distribution is kept: scores (logits after penalties and temperature) down to a distance from the
- * best one, as a 24-bit key.  While it is looked for, its digits of 8 bits so far, and how much (tokens or mass) of what
- * they leave open still belongs to it. */
+ * best one, as a 24-bit key.  While it is looked for, its digits of 8 bits so far, and how much (tokens or mass) of
+ * what they leave open still belongs to it. */
 struct Cut {
     float best;
     u32 prefix, limit; /* limit: the largest key that is kept by what is known */

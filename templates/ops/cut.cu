@@ -1,6 +1,6 @@
 /*@op
   name    = "cut",
-  summary = "one digit of where top_k (units 0 to 2) or top_p (3 to 5) cuts the columns' distributions: bins of what lies where",
+  summary = "one digit of where top_k (units 0 to 2) or top_p (3 to 5) cuts the columns' distributions",
   optional = true,
   params  = { {"vocab", "i32"} },
   tile    = "spread",
@@ -14,9 +14,10 @@
   cost    = "0",
 @*/
 //@device help
-/* Three digits of 8 bits, the most significant first; a digit is known when all SMs have counted what follows the digits
- * before it, so this task reads what the one before added up (bins `unit`) and adds to its own (`unit` + 1).  top_k
- * counts tokens; top_p counts mass, of what min_p and top_k have left.  A column that lacks one skips its tasks. */
+/* Three digits of 8 bits, the most significant first; a digit is known when all SMs have counted what follows the
+ * digits before it, so this task reads what the one before added up (bins `unit`) and adds to its own (`unit` + 1).
+ * top_k counts tokens; top_p counts mass, of what min_p and top_k have left.  A column that lacks one skips its
+ * tasks. */
 DEVICE void help(Helper &c, const Task &t)
 {
     const bool mass = t.unit >= 3;
@@ -35,7 +36,8 @@ DEVICE void help(Helper &c, const Task &t)
         const u32 limit = mass ? cut.limit : NMK_KEY_MOST;
 #pragma unroll 1
         for (int i = c.lane; i < 256; i += 32) c.s.bin_low[i] = c.s.bin_high[i] = 0;
-        c.scan(c.buffer<float>(t.scores) + n * P::vocab + t.tile * 16, t.tiles * 16, [&](bool inside, int, float score) {
+        const float *scores = c.buffer<float>(t.scores) + n * P::vocab + t.tile * 16;
+        c.scan(scores, t.tiles * 16, [&](bool inside, int, float score) {
             const u32 key = nmk_score_key(cut.best, score);
             if (!inside || key > limit || key >> shift >> 8 != cut.prefix) return;
             const u32 bin = key >> shift & 255;

@@ -1,6 +1,6 @@
 /*@op
   name    = "draw",
-  summary = "of the SM's tokens: the best perturbed score among those that are kept, and the most likely ones for log-probabilities",
+  summary = "the best perturbed score of the SM's tokens that are kept; for log-probabilities its most likely ones",
   optional = true,
   params  = { {"vocab", "i32"} },
   tile    = "spread",
@@ -28,7 +28,8 @@ DEVICE void help(Helper &c, const Task &t)
             if (!k && !m) c.begin_cut(n, c.buffer<float>(t.cand));
             else c.narrow(n, c.buffer<u64>(t.cuts) + ((m ? 6 : 3) * NMK_COLUMNS + n) * 256, 0), c.end_cut(n);
             const Cut cut = c.s.cut[n];
-            const nmk_noise key = nmk_noise_key(__ldcg(&c.column(n)->seed_lo), __ldcg(&c.column(n)->seed_hi), c.s.pos[n]);
+            const nmk_column *column = c.column(n);
+            const nmk_noise key = nmk_noise_key(__ldcg(&column->seed_lo), __ldcg(&column->seed_hi), c.s.pos[n]);
             float best = -INFINITY;
             int id = 0x7fffffff;
             c.scan(c.buffer<float>(t.scores) + n * P::vocab + first, count, [&](bool inside, int i, float score) {

@@ -1,6 +1,6 @@
 /*@op
   name     = "lm_head",
-  summary  = "best (score or Gumbel-perturbed score, id) per column over the SM's rows of the embedding; scores for who asks",
+  summary  = "best (score or Gumbel-perturbed score, id) per column over the SM's rows; scores for who asks",
   pipeline = "gemm_x",
   params   = { {"hidden", "i32"}, {"vocab", "i32"}, {"logit_scale", "f32"} },
   tile     = "spread",
