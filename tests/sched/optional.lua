@@ -2,6 +2,9 @@
 -- And additions: tasks of one node may add to the same unit, nobody may look before all have.
 package.path = "tests/sched/?.lua;" .. package.path
 local helper = require("helper")
+local machine = require("helper_machine")
+
+math.randomseed(3)
 
 -- An op of one role, with one tile or a task on every SM; `access` as in an op file. What stores do the helper of their
 -- SM knows nothing of, so that its signals do not tell of them.
@@ -67,6 +70,17 @@ local function without(g, name, sm, from)
   return b
 end
 
+-- The random machine must see the lists go wrong with optional tasks asleep, and never with them awake.
+local function wrong_asleep(name, b)
+  local m, seen = machine.new(b.g, b.words), { [true] = 0, [false] = 0 }
+  for i = 1, 400 do
+    local asleep = i % 2 == 0
+    if machine.run(m, asleep) then seen[asleep] = seen[asleep] + 1 end
+  end
+  helper.ok(name .. ": goes wrong asleep alone", seen[true] > 0 and seen[false] == 0,
+    ("%d of 200 runs asleep, %d awake"):format(seen[true], seen[false]))
+end
+
 -- Additions.
 do
   local g = assert(graph({ CLEAR, ADD, LOOK }, { "clear/1", "add", "look" }))
@@ -109,6 +123,7 @@ do
   helper.proved("a task behind an optional one on its SM", g, helper.words(g))
   equal("an optional task waits", waits(g, "layer0.maybe", 2), "layer0.clear:2")
   equal("who comes behind it waits for itself", waits(g, "layer0.next", 2), "layer0.clear:2")
+  wrong_asleep("a task that relies on the wait of an optional one", without(g, "layer0.next", 2, "layer0.clear"))
   helper.refused("a task that relies on the wait of an optional one", without(g, "layer0.next", 2, "layer0.clear"),
     "layer0.next on SM 2 (task *) reads a without being ordered after layer0.clear on SM * (task *), which writes it")
 end
@@ -118,6 +133,7 @@ do
   helper.proved("a task behind optional ones of all SMs", g, helper.words(g))
   equal("their counter says that they are over, not what they waited for", waits(g, "layer0.next", 2),
     "layer0.maybe:4+layer0.clear:2")
+  wrong_asleep("a task that relies on a counter of optional ones", without(g, "layer0.next", 2, "layer0.clear"))
   helper.refused("a task that relies on what a counter of optional ones does not say",
     without(g, "layer0.next", 2, "layer0.clear"),
     "layer0.next on SM 2 (task *) reads a without being ordered after layer0.clear on SM * (task *), which writes it")
@@ -163,6 +179,7 @@ do
   helper.proved("a buffer that an optional task may write again", g, helper.words(g))
   local sm = 3
   equal("its reader waits for both", waits(g, "layer0.next", sm), "layer0.over:1+layer0.fill:2")
+  wrong_asleep("its reader waits for the optional task alone", without(g, "layer0.next", sm, "layer0.fill"))
   helper.refused("its reader waits for the optional task alone", without(g, "layer0.next", sm, "layer0.fill"),
     "layer0.next on SM 3 (task *) reads c without being ordered after layer0.fill on SM * (task *), which writes it")
 end
