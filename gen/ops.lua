@@ -522,8 +522,8 @@ function File:read()
   end
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
-    eased = raw.eased or false, optional = raw.optional or false, tile = raw.tile or "", wait = raw.wait,
-    reads = {}, writes = {},
+    eased = raw.eased or false, optional = raw.optional or false, tile = raw.tile or "", wait = raw.wait, reads = {},
+    writes = {},
   }
   if op.pipeline and not PIPELINES[op.pipeline] then
     self:error(self:key("pipeline"), "unknown pipeline '%s'%s", op.pipeline,
@@ -614,6 +614,18 @@ function M.shared_buffers(registry)
   return shared
 end
 
+-- Who reads what another role leaves on its SM waits for it in every launch.
+local function check_sleepers(registry, diag)
+  local shared = M.shared_buffers(registry)
+  for _, op in ipairs(registry.list) do
+    for _, r in ipairs(op.optional and op.writes or {}) do
+      if r.scope and shared[r.name] then
+        diag:error(r.pos, "writes '%s': other roles wait for it, and an optional op may sleep", r.name)
+      end
+    end
+  end
+end
+
 --- Requires: nothing. Leaves: the registry of all op files below root; mistakes in diag.
 function M.load(root, diag)
   local files = file_access()
@@ -638,6 +650,7 @@ function M.load(root, diag)
       registry.by_name[op.name] = op
     end
   end
+  check_sleepers(registry, diag)
   return registry
 end
 

@@ -34,15 +34,14 @@ local function digest(g, op, shared)
     for _, r in ipairs(op[way]) do
       if r.global then
         d.accesses[#d.accesses + 1] = {
-          name = r.name, role_name = r.role, role = hb.role_of(op, r.role), writes = way == "writes",
-          claim = r.claim, adds = r.adds, covered = COVERS[op.wait][r.role] or false,
-          region = region.compile(r, "f, sm", resolve),
+          name = r.name, role_name = r.role, role = hb.role_of(op, r.role), writes = way == "writes", claim = r.claim,
+          adds = r.adds, covered = COVERS[op.wait][r.role] or false, region = region.compile(r, "f, sm", resolve),
         }
       elseif r.scope == "sm" and shared[r.name] then
         if way == "writes" then
-          d.local_writer = ROLE[r.role]
+          d.local_writer = hb.role_of(op, r.role)
         else
-          d.local_readers[#d.local_readers + 1] = ROLE[r.role]
+          d.local_readers[#d.local_readers + 1] = hb.role_of(op, r.role)
         end
       end
     end
@@ -183,7 +182,8 @@ function Sync:visit_node(node)
     local actual = node.bind[access.name]
     local history = self.history[actual] or {}          -- not access.history: the node may have begun it anew
     local whole = access.claim or not access.adds and access.units >= self.g.buffer[actual].extent
-    if access.writes and whole then history = {} end
+    -- Asleep an optional node leaves what was there, and who comes later must come after that too.
+    if access.writes and whole and not node.spec.optional then history = {} end
     history[#history + 1] = access.group
     self.history[actual] = history
   end

@@ -2,7 +2,8 @@
 -- was done to the same units since the buffer was last written as a whole.
 --
 -- A history is the list of access groups of a buffer. It begins anew with a group that writes all of the buffer: what
--- came before is proved to come before that group, and what follows is proved to come after it.
+-- came before is proved to come before that group, and what follows is proved to come after it. Not so with an optional
+-- node's: asleep it is no link between the two.
 local hb = require("hb")
 local region = require("region")
 local M = {}
@@ -82,14 +83,14 @@ function M:written_units(group, buffer, claim, adds)
   return owner, count == buffer.extent
 end
 
--- A reader's units were all written in this step.
+-- The units that a group reads or adds to were all written in this step.
 function M:all_written(group, history, buffer)
   if history.full then return end
   for n = 1, group.n do
     for unit = group.lo[n], group.hi[n] - 1, group.step[n] do
       if not history.units[unit] then
-        self:report("unwritten" .. group.node.name, "%s reads unit %d of %s, which no earlier task of the step writes",
-          self:name(group.sm[n], group.time[n]), unit, buffer.name)
+        self:report("unwritten" .. group.node.name, "%s %s unit %d of %s, which no earlier task of the step writes",
+          self:name(group.sm[n], group.time[n]), group.writes and "adds to" or "reads", unit, buffer.name)
         return
       end
     end
@@ -140,7 +141,7 @@ function M:order_node(plan, histories)
     end
     bounded[a] = self:in_bounds(group, buffer, access.claim)
     if bounded[a] then
-      if not access.writes then self:all_written(group, history, buffer) end
+      if access.adds or not access.writes then self:all_written(group, history, buffer) end
       for _, earlier in ipairs(history) do
         if access.writes or earlier.writes then self:ordered(group, earlier, buffer) end
       end
@@ -151,8 +152,10 @@ function M:order_node(plan, histories)
     local group, buffer = plan.groups[a], self.g.buffer[node.bind[access.name]]
     if access.writes and bounded[a] then
       local units, full = self:written_units(group, buffer, access.claim, access.adds)
-      if full then
+      if full and not node.spec.optional then
         histories[buffer] = { full = true, units = {} }
+      elseif full then
+        histories[buffer].full = true
       elseif not histories[buffer].full then
         for unit in pairs(units) do histories[buffer].units[unit] = true end
       end

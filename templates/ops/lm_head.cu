@@ -25,13 +25,13 @@ DEVICE void store(Storer &c, const Task &t)
 {
     const nmk_control *control = (const nmk_control *)c.p.control;
     float best[2] = {-INFINITY, -INFINITY}, heat[2] = {0, 0};
-    int id[2] = {0x7fffffff, 0x7fffffff}, flags[2] = {0, 0};
+    int id[2] = {0x7fffffff, 0x7fffffff}, flags = 0; /* of both columns, 16 bits each: a register more would spill */
     nmk_noise key[2] = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const nmk_column *n = &control->column[2 * c.t() + j];
         if (!c.live(2 * c.t() + j)) continue;
-        flags[j] = c.s.flags[2 * c.t() + j];
+        flags |= c.s.flags[2 * c.t() + j] << 16 * j;
         heat[j] = __ldcg(&n->temperature);
         key[j] = nmk_noise_key(__ldcg(&n->seed_lo), __ldcg(&n->seed_hi), c.s.pos[2 * c.t() + j]);
     }
@@ -43,12 +43,13 @@ DEVICE void store(Storer &c, const Task &t)
         c.take(v);
 #pragma unroll
         for (int k = 0; k < 4; k++) v[k] *= P::logit_scale;
-        if ((flags[0] | flags[1]) & (NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS)) {
+        if (flags & (NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS) * 0x10001) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const int token = (t.tile + i) * 16 + c.g() + 8 * (k >> 1), n = 2 * c.t() + (k & 1);
-                if (flags[k & 1] & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[n * P::vocab + token] = v[k];
-                if (flags[k & 1] & NMK_COLUMN_ADJUSTS)
+                const int asked = flags >> 16 * (k & 1);
+                if (asked & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[n * P::vocab + token] = v[k];
+                if (asked & NMK_COLUMN_ADJUSTS)
                     v[k] = adjusted(c, control->column[n], c.s.table_row[n], token, v[k]);
             }
         }
@@ -59,7 +60,7 @@ DEVICE void store(Storer &c, const Task &t)
             float score = k == 0 ? v[0] : k == 1 ? v[1] : k == 2 ? v[2] : v[3];
             const float h = k & 1 ? heat[1] : heat[0];
             if (h > 0) score = __fdividef(score, h);
-            if ((k & 1 ? flags[1] : flags[0]) & NMK_COLUMN_FILTERS)
+            if (flags >> 16 * (k & 1) & NMK_COLUMN_FILTERS)
                 c.buffer<float>(t.scores)[(2 * c.t() + (k & 1)) * P::vocab + token] = score;
             else if (h > 0) score += gumbel(k & 1 ? key[1] : key[0], token);
             if (k & 1) keep_better(best[1], id[1], score, token);

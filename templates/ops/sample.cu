@@ -59,17 +59,17 @@ DEVICE void help(Helper &c, const Task &t)
     warp_best(best, id, 1);
     nmk_control *control = (nmk_control *)c.p.control;
     nmk_column *column = &control->column[n];
-    const bool sampled = flags & NMK_COLUMN_SAMPLES;
-    if (sampled && (u32)id >= (u32)P::vocab) id = 0; /* every logit was NaN */
-    if (flags & NMK_COLUMN_LOGPROBS) tell_logprobs(c, t, id);
+    const bool sampled = flags & NMK_COLUMN_SAMPLES, none = (u32)id >= (u32)P::vocab; /* none: every logit was NaN */
+    if (flags & NMK_COLUMN_LOGPROBS && !none) tell_logprobs(c, t, id);
     bool stop = false;
     const int stops = __ldcg(&control->stop_count);
     if (c.lane < stops) stop = __ldcg(&control->stop_ids[c.lane]) == id;
     stop = __any_sync(~0u, stop);
     if (c.lane != 0) return;
     /* below -1: nothing of this step counts, somebody gave up a wait */
-    *out = load_relaxed((const u32 *)c.p.abort) ? -2 : sampled ? id : -1;
-    if (!sampled) return;
+    *out = load_relaxed((const u32 *)c.p.abort) ? -2 : sampled && !none ? id : -1;
+    if (sampled && none) column->pos = -1;
+    if (!sampled || none) return;
     if (flags & NMK_COLUMN_ADJUSTS) ((nmk_adjust *)c.p.adjust)[(u64)c.s.table_row[n] * P::vocab + id].seen++;
     const int remaining = __ldcg(&column->remaining) - 1, pos = c.s.pos[n] + 1;
     column->token = id;

@@ -34,6 +34,14 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_OUT_RING 1024
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
+#define NMK_TOPS 20
+#define NMK_COLUMN_SAMPLES 1
+#define NMK_COLUMN_FILTERS 2
+#define NMK_COLUMN_CUTS_K 4
+#define NMK_COLUMN_CUTS_P 8
+#define NMK_COLUMN_ADJUSTS 16
+#define NMK_COLUMN_LOGPROBS 32
+#define NMK_SEEN_PROMPT 1073741824
 #define NMK_FULL_LAYERS 1
 #define NMK_HEAD_DIM 128
 #define NMK_KV_HEADS 1

@@ -196,6 +196,26 @@ help_sample: {
 help_done:;
 ]])
 
+t.case("an optional op asleep goes on to its signal", slot_of("dispatch help", { "clear_cuts", "draw" }), [[
+if (is(op, NMK_OP_CLEAR_CUTS)) goto help_clear_cuts;
+if (is(op, NMK_OP_DRAW)) goto help_draw;
+continue;
+help_clear_cuts: {
+    const op_clear_cuts::Task t = op_clear_cuts::task(d);
+    c.wait_task(d);
+    op_clear_cuts::help(c, t);
+    goto help_done;
+}
+help_draw: {
+    const op_draw::Task t = op_draw::task(d);
+    if (__builtin_expect(!c.awake(), 1)) goto help_done;
+    c.wait_task(d);
+    op_draw::help(c, t);
+    goto help_done;
+}
+help_done:;
+]])
+
 do
   local text = t.ADD:gsub("//@reference", "//@device store sm90\nDEVICE void store(Storer &c, const Task &t);\n%0")
   local why, op = t.messages("add", text)

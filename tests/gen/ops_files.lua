@@ -51,6 +51,20 @@ refuses("unknown pipeline", AT .. "9:3: unknown pipeline 'gemm_y', did you mean 
   'pipeline = "gemm_y", cost ')
 refuses("unknown claim", AT .. "9:3: claim 'ticket': only \"queue\" is known", "cost ", 'claim = "ticket", cost ')
 
+refuses("a wrong type of optional", AT .. "9:3: op: 'optional' must be a boolean, not integer", "cost ",
+  "optional = 1, cost ")
+refuses("an op of other roles cannot sleep", AT .. "9:3: optional: only an op whose one role is help can sleep",
+  "cost ", "optional = true, cost ")
+refuses("nor one that has such a role too", AT .. "9:3: optional: only an op whose one role is help can sleep", "cost ",
+  "optional = true, cost ", "//@device compute", "//@device help\nDEVICE void help(Helper &c, const Task &t) {}\n" ..
+  "//@device compute")
+do
+  local finish = t.FINISH:gsub("cost ", "optional = true, cost ")
+  local why, op = t.messages("finish", finish)
+  local _, plain = t.messages("finish", t.FINISH)
+  t.case("an op of the helper may sleep", ("%s%s %s"):format(why, op.optional, plain.optional), "true false")
+end
+
 -- Fields.
 refuses("field twice", AT .. "6:17: task 'tile': the name is already used by task", '{"tiles", "i32"}',
   '{"tiles", "i32"}, {"tile", "i32"}')
@@ -93,7 +107,7 @@ refuses("unknown role", AT .. "7:36: reads 'a': role 'computes' is not one of lo
   'role = "compute"', 'role = "computes"')
 refuses("region without bounds", AT .. "7:16: reads 'a': 'lo' is missing", ', lo = "tile*16"', "")
 refuses("region without type", AT .. "7:17: reads 'a': a buffer in global memory needs a type", '"a", "f32"', '"a"')
-refuses("data type", AT .. "7:22: reads 'a': type 'f16' is not one of bf16, f32, i32", '"a", "f32"', '"a", "f16"')
+refuses("data type", AT .. "7:22: reads 'a': type 'f16' is not one of bf16, f32, i32, u64", '"a", "f32"', '"a", "f16"')
 refuses("load reads this step's data",
   AT .. "7:17: reads 'a': bulk copies may read only data older than the launch", 'role = "compute"', 'role = "load"',
   "//@device compute", "//@device load\nDEVICE void load(Loader &c, const Task &t) {}\n//@device compute")
@@ -108,6 +122,14 @@ refuses("reads later launches", AT .. "7:56: reads 'a': launch 'later' is not on
   'launch = "later", lo = "tile*16"')
 refuses("reads what is claimed", AT .. "7:17: reads 'a': only what is written can be claimed", 'lo = "tile*16"',
   'claim = true, lo = "tile*16"')
+refuses("reads what is added to", AT .. "7:17: reads 'a': only what is written can be added to", 'lo = "tile*16"',
+  'adds = true, lo = "tile*16"')
+refuses("a switch of a region of a wrong type", AT .. "8:44: writes 'y': 'adds' must be a boolean, not string",
+  'role = "store", lo', 'role = "store", adds = "yes", lo')
+do
+  local why, op = t.messages("add", changed('role = "store", lo', 'role = "store", adds = true, lo'))
+  t.case("a region that is added to", ("%s%s %s"):format(why, op.writes[1].adds, op.reads[1].adds), "true nil")
+end
 refuses("unknown key of a region", AT .. "7:46: reads 'a': unknown key 'low', did you mean 'lo'?", 'lo = "tile*16"',
   'low = "tile*16"')
 

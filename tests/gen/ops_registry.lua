@@ -40,6 +40,7 @@ t.case("stores signal twice, the wait is the consumers'", sync("qkv"), "compute 
 t.case("a helper signals once", sync("combine"), "help help 1")
 t.case("an op of one role waits there", sync("embed"), "store store 2")
 t.case("control is for later launches: no signal", sync("sample"), "help nil nil")
+t.case("an optional op waits and signals as others", sync("cut"), "help help 1")
 
 local eased = {}
 for _, op in ipairs(registry.list) do
@@ -47,11 +48,49 @@ for _, op in ipairs(registry.list) do
 end
 t.case("what streams eased", table.concat(eased, ", "), "qkv, router")
 
+local sleepers, adders = {}, {}
+for _, op in ipairs(registry.list) do
+  sleepers[#sleepers + 1] = op.optional and op.name or nil
+  for _, region in ipairs(op.writes) do
+    adders[#adders + 1] = region.adds and op.name .. "." .. region.name or nil
+  end
+end
+t.case("what may sleep", table.concat(sleepers, ", "), "cut, draw")
+t.case("what is added to", table.concat(adders, ", "), "cut.cuts")
+
 do
   local region = registry.by_name.combine.writes[1]
   local env = { first = 3, step = 132, ["end"] = 1024 }
   t.case("a field may be named like a word of Lua",
     ("%d %d %d"):format(region.eval.lo(env), region.eval.hi(env), region.eval.step(env)), "3 1024 132")
+end
+
+do
+  local why, count = t.messages("count", [[
+/*@op
+  name = "count", summary = "bins += y", optional = true, tile = "every", cost = "0",
+  reads = { {"y", "f32", role = "help", lo = "0", hi = "64"} },
+  writes = { {"bins", "u64", role = "help", adds = true, lo = "0", hi = "8", step = "2"},
+             {"left", role = "help", scope = "sm"} },
+@*/
+//@device help
+body
+//@reference
+body
+]])
+  count.opcode = 1
+  t.case("an optional op and its additions in the table of nmkgen ops", why .. ops.table({ list = { count } }), [[
+1 count: bins += y
+  tiles    every
+  fields   8 y, 9 bins
+  roles    help
+  waits    in help
+  sleeps   unless a column wants it
+  signals  from help, 1 per task
+  reads    y[0 .. 64] by help
+  writes   bins[0 .. 8 step 2, added to] by help
+  writes   left[sm] by help
+]])
 end
 
 t.case("the table of nmkgen ops", ops.table(t.registry()), [[
@@ -72,5 +111,24 @@ t.case("the table of nmkgen ops", ops.table(t.registry()), [[
   waits    in help
   reads    y[0 .. 64] by help
 ]])
+
+-- Two op files in a folder of their own.
+do
+  local folder = t.folder("ops_registry")
+  t.run(("mkdir -p %s/templates/ops"):format(folder))
+  local function op(name, role, line)
+    t.write(("%s/templates/ops/%s.cu"):format(folder, name), ("/*@op\n  name = %q, summary = \"\", tile = \"every\", "
+      .. "cost = \"0\",\n%s\n@*/\n//@device %s\nbody\n//@reference\nbody\n"):format(name, line, role))
+  end
+  op("take", "compute", '  reads = { {"r", role = "compute", scope = "sm"} },')
+  op("give", "help", '  writes = { {"r", role = "help", scope = "sm"} },')
+  local good, bad = diags.new(), diags.new()
+  ops.load(folder, good)
+  t.case("an op leaves something for another role", table.concat(good:lines(), "\n"), "")
+  op("give", "help", '  optional = true, writes = { {"r", role = "help", scope = "sm"} },')
+  ops.load(folder, bad)
+  t.case("an optional op leaves something for another role", table.concat(bad:lines(), "\n"),
+    "templates/ops/give.cu:3:33: writes 'r': other roles wait for it, and an optional op may sleep")
+end
 
 t.done()

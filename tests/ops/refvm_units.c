@@ -237,6 +237,374 @@ static void test_sample(void) {
     result(good, "sample ends a row", "at its last token and at a stop id");
 }
 
+/* ---- where a distribution is cut, what is drawn, log-probabilities ---- */
+
+static void test_score_key(void) {
+    static const struct {
+        float best, score;
+        uint32_t key;
+    } all[] = {
+        {0, 0, 0},
+        {5, 5, 0},
+        {0, -0x1p-20f, 0},
+        {0, -0x1p-19f, 1},
+        {3, 2, 1u << 19},
+        {0, -0x1.fep-12f, 0xff},
+        {0, -0x1p-11f, 0x100},
+        {0, -0x1.fffep-4f, 0xffff},
+        {0, -0x1p-3f, 0x10000},
+        {0, -(32 - 0x1p-18f), 0xfffffe},
+        {0, -(32 - 0x1p-19f), 0xffffff},
+        {0, -32, 0xffffff},
+        {0, -1e30f, 0xffffff},
+        {0, -INFINITY, 0xffffff},
+        {-INFINITY, -INFINITY, 0},
+        {0, NAN, 0},
+        {0, 1, 0},
+    };
+    int wrong = 0, turns = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        wrong += nmk_score_key(all[i].best, all[i].score) != all[i].key;
+    for (int i = 0; i < 100000; i++) {
+        const float a = 40 * uniform(), b = 40 * uniform();
+        turns += a > b && nmk_score_key(40, a) > nmk_score_key(40, b);
+    }
+    result(!wrong && !turns, "keys of scores", "%d wrong, %d out of order", wrong, turns);
+}
+
+static void test_adjusted(void) {
+    enum { PROMPT = NMK_SEEN_PROMPT };
+    static const struct {
+        float logit, bias;
+        uint32_t seen;
+        float presence, frequency, repetition, want;
+    } all[] = {
+        {2, 0, 0, 0.5f, 0.25f, 2, 2},        {2, 1.5f, 0, 0.5f, 0.25f, 2, 3.5f},    {2, 0, 1, 0.5f, 0.25f, 2, 0.25f},
+        {-2, 0, 1, 0.5f, 0.25f, 2, -4.75f},  {2, 0, 3, 0.5f, 0.25f, 2, -0.25f},     {2, 0, PROMPT, 0.5f, 0.25f, 2, 1},
+        {-2, 0, PROMPT, 0.5f, 0.25f, 2, -4}, {2, 0, PROMPT | 2, 0.5f, 0.25f, 2, 0}, {1, -3, PROMPT, 0, 0, 2, -4},
+        {0, 0, 4, -0.5f, -0.25f, 1, 1.5f},   {-INFINITY, 1, 1, 0, 0, 2, -INFINITY},
+    };
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        wrong += nmk_adjusted(all[i].logit, all[i].bias, all[i].seen, all[i].presence, all[i].frequency,
+                              all[i].repetition) != all[i].want;
+    result(wrong == 0, "bias and penalties", "%d wrong", wrong);
+}
+
+static void test_narrow(void) {
+    static const struct {
+        uint64_t target;
+        float part;
+        uint32_t bin;
+        uint64_t left;
+    } all[] = {{5, 0, 3, 5},    {6, 0, 7, 1},     {7, 0, 7, 2},      {100, 0, 7, 2},   {1, 0, 3, 1}, {0, 0, 3, 1},
+               {0, 0.5f, 3, 3}, {0, 0.75f, 3, 5}, {0, 0.875f, 7, 1}, {0, 0.01f, 3, 1}, {0, 1, 7, 2}};
+    uint64_t bins[256] = {[3] = 5, [7] = 2}, edge[256] = {[0] = 1, [255] = 1};
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct cut cut = {.prefix = 0x12, .target = all[i].target};
+        narrow(&cut, bins, all[i].part);
+        wrong += cut.prefix != (0x1200 | all[i].bin) || cut.target != all[i].left;
+    }
+    for (int target = 1; target <= 2; target++) {
+        struct cut cut = {.target = (uint64_t)target};
+        narrow(&cut, edge, 0);
+        wrong += cut.prefix != (target == 1 ? 0 : 255) || cut.target != 1;
+    }
+    struct cut cut = {.prefix = 0x34, .limit = 0x33};
+    end_cut(&cut);
+    wrong += cut.limit != 0x33 || cut.prefix != 0;
+    cut.prefix = 0x32, end_cut(&cut);
+    wrong += cut.limit != 0x32;
+    result(wrong == 0, "a digit of a cut", "%d wrong", wrong);
+}
+
+static void test_offer(void) {
+    struct candidate top[NMK_TOPS];
+    int good = 1;
+    no_tops(top);
+    offer(top, NAN, 1), offer(top, 3, 9), offer(top, 5, 8), offer(top, 3, 4), offer(top, 4, 6), offer(top, 3, 5);
+    static const int32_t few[] = {8, 6, 4, 5, 9};
+    for (int i = 0; i < 5; i++) good &= top[i].id == few[i];
+    good &= top[5].id == INT32_MAX && top[5].value == -INFINITY;
+    for (int i = 0; i < 100; i++) offer(top, (float)(i % 25), 1000 - i);
+    for (int i = 0; i < NMK_TOPS; i++) /* 24, 24, 24, 24, 23 ...; lower ids first */
+        good &= top[i].value == (float)(24 - i / 4) && top[i].id == 1000 - (99 - i / 4 - 25 * (i % 4));
+    result(good, "the most likely tokens", "best %d, last %d", top[0].id, top[NMK_TOPS - 1].id);
+}
+
+static int32_t place(const char *name) {
+    for (int i = 0; i < nmk_buffer_count; i++)
+        if (!strcmp(nmk_buffers[i].name, name)) return nmk_buffers[i].offset128;
+    die("no buffer %s", name);
+}
+
+static struct vm_sm cut_sm[NMK_SMS];
+static float score[NMK_VOCAB], raw[NMK_VOCAB];
+static nmk_adjust adjust[NMK_COLUMNS * NMK_VOCAB];
+static nmk_tops tops[NMK_COLUMNS];
+
+/* One step's end for one column, from the lm_head's scores on.  Returns what the last op said; each SM's cut stays. */
+static int end_of_step(int n, nmk_column column) {
+    const int32_t cand = place("cand"), scores = place("scores"), logits = place("raw_logits"), cuts = place("cuts"),
+                  drawn = place("drawn"), told = place("tops");
+    int32_t clear[WORDS] = {NMK_OP_CLEAR_CUTS}, end[WORDS] = {NMK_OP_SAMPLE};
+    memset(vm.arena, 0xff, (size_t)NMK_ARENA_BYTES);
+    memset(tops, 0xff, sizeof tops), memset(cut_sm, 0xff, sizeof cut_sm);
+    vm.adjust = adjust, vm.tops = tops, control.stop_count = 0;
+    for (int i = 0; i < NMK_COLUMNS; i++) control.column[i] = (nmk_column){.pos = -1};
+    column.flags |= NMK_COLUMN_SAMPLES, column.pos = 41, column.remaining = 9, column.slot = 7 - n;
+    control.column[n] = column;
+    memcpy((float *)buffer(&vm, scores) + n * NMK_VOCAB, score, sizeof score);
+    memcpy((float *)buffer(&vm, logits) + n * NMK_VOCAB, raw, sizeof raw);
+    float *best = buffer(&vm, cand);
+    for (int s = 0, tile = 0; s < NMK_SMS; s++) {
+        const int tiles = NMK_VOCAB / 16 / NMK_SMS + (s < NMK_VOCAB / 16 % NMK_SMS);
+        cut_sm[s].id = s, best[2 * s * NMK_COLUMNS + n] = best[(2 * s + 1) * NMK_COLUMNS + n] = -INFINITY;
+        for (int i = tile * 16; i < (tile + tiles) * 16; i++)
+            if (score[i] > best[2 * s * NMK_COLUMNS + n]) best[2 * s * NMK_COLUMNS + n] = score[i];
+        tile += tiles;
+    }
+    for (int i = 0; i < NMK_COLUMNS; i++) {
+        clear[NMK_WORD_CLEAR_CUTS_COLUMN] = i, clear[NMK_WORD_CLEAR_CUTS_CUTS] = cuts;
+        if (execute(&vm, &cut_sm[0], clear)) return -1;
+    }
+    for (int unit = 0; unit <= 6; unit++) /* the last is draw */
+        for (int s = 0, tile = 0; s < NMK_SMS; s++) {
+            const int tiles = NMK_VOCAB / 16 / NMK_SMS + (s < NMK_VOCAB / 16 % NMK_SMS);
+            int32_t d[WORDS] = {unit < 6 ? NMK_OP_CUT : NMK_OP_DRAW};
+            if (unit < 6) {
+                d[NMK_WORD_CUT_TILE] = tile, d[NMK_WORD_CUT_TILES] = tiles, d[NMK_WORD_CUT_UNIT] = unit;
+                d[NMK_WORD_CUT_CAND] = cand, d[NMK_WORD_CUT_SCORES] = scores, d[NMK_WORD_CUT_CUTS] = cuts;
+            } else {
+                d[NMK_WORD_DRAW_TILE] = tile, d[NMK_WORD_DRAW_TILES] = tiles, d[NMK_WORD_DRAW_CAND] = cand;
+                d[NMK_WORD_DRAW_SCORES] = scores, d[NMK_WORD_DRAW_RAW_LOGITS] = logits, d[NMK_WORD_DRAW_CUTS] = cuts;
+                d[NMK_WORD_DRAW_DRAWN] = drawn, d[NMK_WORD_DRAW_TOPS] = told;
+            }
+            if (execute(&vm, &cut_sm[s], d)) return -1;
+            tile += tiles;
+        }
+    end[NMK_WORD_SAMPLE_COLUMN] = n, end[NMK_WORD_SAMPLE_CAND] = cand, end[NMK_WORD_SAMPLE_DRAWN] = drawn;
+    end[NMK_WORD_SAMPLE_TOPS] = told, end[NMK_WORD_SAMPLE_RAW_LOGITS] = logits;
+    return execute(&vm, &cut_sm[0], end);
+}
+
+static nmk_column asks(int top_k, float top_p, float min_p, uint32_t seed) {
+    const int k = top_k > 0 ? NMK_COLUMN_CUTS_K : 0, p = top_p > 0 ? NMK_COLUMN_CUTS_P : 0;
+    return (nmk_column){.flags = NMK_COLUMN_FILTERS | k | p,
+                        .top_k = top_k,
+                        .top_p = top_p,
+                        .min_p = min_p,
+                        .temperature = 1,
+                        .seed_lo = seed};
+}
+
+/* The tokens of score[] that are kept and the one that is drawn must be those `want` says, in every SM. */
+static int cuts_wrong(int n, nmk_column c, const char *want) {
+    struct candidate best = {-INFINITY, INT32_MAX};
+    int wrong = end_of_step(n, c) != 0;
+    for (int i = 0; i < NMK_VOCAB; i++) {
+        for (int s = 0; s < NMK_SMS; s++)
+            wrong += (nmk_score_key(cut_sm[s].cut[n].best, score[i]) <= cut_sm[s].cut[n].limit) != want[i];
+        if (want[i]) better(&best, score[i] + nmk_gumbel(c.seed_lo, 0, 41, i), i);
+    }
+    return wrong + (vm.out[n] != best.id) + (control.column[n].pos != 42);
+}
+
+/* The first `kept` of a list that is at ids 100, 137, ...; all other tokens are -INFINITY. */
+static const char *first(int count, int kept) {
+    static char want[NMK_VOCAB];
+    memset(want, 0, sizeof want);
+    for (int i = 0; i < kept && i < count; i++) want[100 + 37 * i] = 1;
+    return want;
+}
+
+static void put(const float *list, int count) {
+    for (int i = 0; i < NMK_VOCAB; i++) score[i] = -INFINITY;
+    for (int i = 0; i < count; i++) score[100 + 37 * i] = list[i];
+}
+
+static void test_cuts(void) {
+    enum { KEYS = 10, SHARES = 5 };
+    static const uint32_t keys[KEYS] = {0, 1, 0xff, 0x100, 0xffff, 0x10000, 0x10001, 0x123456, 0xfeffff, 0xfffffe};
+    float list[KEYS], shares[SHARES];
+    int wrong = 0;
+    for (int i = 0; i < KEYS; i++) list[i] = -(float)keys[i] / 524288;
+    put(list, KEYS);
+    for (int k = 1; k <= KEYS; k++)
+        wrong += cuts_wrong(k % NMK_COLUMNS, asks(k, 0, 0, (uint32_t)k), first(KEYS, k)) != 0;
+    result(wrong == 0, "top_k on both sides of each digit's border", "%d of %d wrong", wrong, KEYS);
+
+    static const float ties[] = {0, -1, -1, -1, -2};
+    static const int with_ties[] = {1, 4, 4, 4, 5};
+    wrong = 0, put(ties, 5);
+    for (int k = 1; k <= 5; k++) wrong += cuts_wrong(1, asks(k, 0, 0, 7), first(5, with_ties[k - 1])) != 0;
+    result(wrong == 0, "top_k keeps what ties", "%d of 5 wrong", wrong);
+
+    /* 8, 4, 2, 1, 1 of 16 */
+    static const struct {
+        int k;
+        float p, min_p;
+        int kept;
+    } all[] = {{0, 0.01f, 0, 1},    {0, 0.49f, 0, 1},        {0, 0.51f, 0, 2},    {0, 0.74f, 0, 2},
+               {0, 0.76f, 0, 3},    {0, 0.87f, 0, 3},        {0, 0.88f, 0, 5},    {0, 0.99f, 0, 5},
+               {2, 0.66f, 0, 1},    {2, 0.68f, 0, 2},        {2, 0.99f, 0, 2},    {1, 0.99f, 0, 1},
+               {0, 0.99f, 0.2f, 3}, {0, 0.8f, 0.2f, 2},      {0, 0, 0.2f, 3},     {0, 0, 0.9f, 1},
+               {2, 0, 0.2f, 2},     {4, 0, 0.2f, 3},         {2, 0.68f, 0.9f, 1}, {4, 0.9f, 0.2f, 3},
+               {5000, 0.76f, 0, 3}, {0, 0, 0.13f - 0.01f, 5}};
+    const int cases = (int)(sizeof all / sizeof *all);
+    for (int i = 0; i < SHARES; i++) shares[i] = -(float)(i < 4 ? i : 3) * 0.69314718f + 3;
+    wrong = 0, put(shares, SHARES);
+    for (int i = 0; i < cases; i++)
+        for (uint32_t seed = 0; seed < 4; seed++)
+            wrong += cuts_wrong(i % NMK_COLUMNS, asks(all[i].k, all[i].p, all[i].min_p, seed),
+                                first(SHARES, all[i].kept)) != 0;
+    result(wrong == 0, "top_p, and with top_k and min_p", "%d of %d wrong", wrong, 4 * cases);
+
+    static char every[NMK_VOCAB];
+    memset(every, 1, sizeof every);
+    for (int i = 0; i < NMK_VOCAB; i++) score[i] = 5 * uniform();
+    wrong = cuts_wrong(3, asks(NMK_VOCAB, 0, 0, 5), every) != 0;
+    wrong += cuts_wrong(3, asks(1 << 30, 0, 0, 6), every) != 0;
+    result(wrong == 0, "top_k of the vocabulary and more", "%d of 2 wrong", wrong);
+
+    /* many tokens against sorting them */
+    wrong = 0;
+    for (int turn = 0; turn < 12; turn++) {
+        static char want[NMK_VOCAB];
+        const float heat = turn < 6 ? 8 : 0.01f;
+        const int k = 1 + turn * 131;
+        for (int i = 0; i < NMK_VOCAB; i++) score[i] = heat * uniform();
+        for (int i = 0; i < NMK_VOCAB; i++) {
+            int above = 0;
+            for (int j = 0; j < NMK_VOCAB; j++) above += score[j] > score[i];
+            want[i] = above < k;
+        }
+        float low = INFINITY, best = -INFINITY;
+        for (int i = 0; i < NMK_VOCAB; i++) best = score[i] > best ? score[i] : best;
+        for (int i = 0; i < NMK_VOCAB; i++)
+            if (want[i] && score[i] < low) low = score[i];
+        for (int i = 0; i < NMK_VOCAB; i++)
+            want[i] |= floorf((best - score[i]) * 524288) == floorf((best - low) * 524288);
+        wrong += cuts_wrong(turn % NMK_COLUMNS, asks(k, 0, 0, (uint32_t)turn), want) != 0;
+    }
+    result(wrong == 0, "top_k against counting", "%d of 12 wrong", wrong);
+}
+
+static void test_strange_scores(void) {
+    static const float one[] = {-3};
+    int wrong = 0;
+    put(one, 1);
+    wrong += cuts_wrong(0, asks(1, 0, 0, 1), first(1, 1)) != 0,
+        wrong += cuts_wrong(0, asks(0, 0.5f, 0, 1), first(1, 1)) != 0;
+    wrong += cuts_wrong(0, asks(0, 0, 0.5f, 1), first(1, 1)) != 0;
+    result(wrong == 0, "one token that is possible", "%d of 3 wrong", wrong);
+
+    score[5] = NAN; /* takes a place, is never drawn */
+    wrong = end_of_step(2, asks(1, 0, 0, 1)) || vm.out[2] != 100;
+    wrong += end_of_step(2, asks(3, 0, 0.1f, 1)) || vm.out[2] != 100;
+    result(wrong == 0, "NaN among the scores", "%d of 2 wrong", wrong);
+    for (int i = 0; i < NMK_VOCAB; i++) score[i] = NAN;
+    const int failed = end_of_step(2, asks(3, 0, 0, 1));
+    result(failed && strstr(cut_sm[0].err, "column 2"), "nothing but NaN is refused", "%s", cut_sm[0].err);
+    cut_sm[0].err[0] = 0;
+}
+
+static void test_logprobs(void) {
+    double sum = 0, worst = 0;
+    int good = 1;
+    for (int i = 0; i < NMK_VOCAB; i++)
+        raw[i] = 6 * uniform(), score[i] = i == 77 ? 9 : -raw[i]; /* by the model alone */
+    raw[3000] = raw[12] = raw[2000] = 7;                          /* ties */
+    memset(adjust, 0, sizeof adjust);
+    for (int i = 0; i < NMK_VOCAB; i++) sum += exp(raw[i]);
+    nmk_column c = asks(1, 0, 0, 3);
+    c.flags |= NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS;
+    adjust[5 * NMK_VOCAB + 77].seen = NMK_SEEN_PROMPT | 4;
+    good &= end_of_step(2, c) == 0 && vm.out[2] == 77;
+    const nmk_tops *t = &tops[2];
+    worst = fabs(t->chosen - (raw[77] - log(sum)));
+    for (int i = 0; i < NMK_TOPS; i++) {
+        int above = 0;
+        if (t->id[i] < 0 || t->id[i] >= NMK_VOCAB) die("top %d is token %d", i, t->id[i]);
+        for (int j = 0; j < NMK_VOCAB; j++)
+            above += raw[j] > raw[t->id[i]] || (raw[j] == raw[t->id[i]] && j < t->id[i]);
+        good &= above == i;
+        worst = fmax(worst, fabs(t->logprob[i] - (raw[t->id[i]] - log(sum))));
+    }
+    good &= t->id[0] == 12 && t->id[1] == 2000 && t->id[2] == 3000;
+    result(good && worst < 1e-5, "log-probabilities", "largest error %.1e", worst);
+    good = adjust[5 * NMK_VOCAB + 77].seen == (NMK_SEEN_PROMPT | 5);
+    for (int i = 0; i < NMK_COLUMNS * NMK_VOCAB; i++) good &= i == 5 * NMK_VOCAB + 77 || !adjust[i].seen;
+    result(good, "what was given is counted", "%u times", adjust[5 * NMK_VOCAB + 77].seen & (NMK_SEEN_PROMPT - 1u));
+}
+
+/* Two tiles of the lm_head for columns that ask for different things. */
+static void test_lm_head(void) {
+    enum { ROWS_OF = 32, FIRST_TILE = 3 };
+    static struct vm_sm sm;
+    static const int flags[] = {0,
+                                0,
+                                NMK_COLUMN_ADJUSTS,
+                                NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS,
+                                NMK_COLUMN_FILTERS | NMK_COLUMN_ADJUSTS | NMK_COLUMN_LOGPROBS,
+                                NMK_COLUMN_LOGPROBS};
+    uint16_t *weights = zeroed(sizeof(uint16_t) * 16 * (FIRST_TILE + 2) * NMK_HIDDEN);
+    int32_t d[WORDS] = {NMK_OP_LM_HEAD};
+    int wrong = 0;
+    memset(vm.arena, 0xff, (size_t)NMK_ARENA_BYTES);
+    d[NMK_WORD_LM_HEAD_TILE] = FIRST_TILE, d[NMK_WORD_LM_HEAD_TILES] = 2, d[NMK_WORD_LM_HEAD_CAND] = place("cand");
+    d[NMK_WORD_LM_HEAD_SCORES] = place("scores"), d[NMK_WORD_LM_HEAD_RAW_LOGITS] = place("raw_logits");
+    for (int i = 0; i < 16 * (FIRST_TILE + 2) * NMK_HIDDEN; i++) weights[i] = bf16_round(uniform());
+    for (int i = 0; i < NMK_COLUMNS * NMK_VOCAB; i++) adjust[i] = (nmk_adjust){uniform(), (uint32_t)i % 3};
+    for (int n = 0; n < NMK_COLUMNS; n++) {
+        const int asked = n < 6 ? flags[n] : 0;
+        control.column[n] = (nmk_column){.pos = n == 6 ? -1 : 10 + n,
+                                         .slot = n ^ 1,
+                                         .temperature = n == 0 ? 0 : 0.5f,
+                                         .flags = n == 7 ? 0 : NMK_COLUMN_SAMPLES | asked,
+                                         .seed_lo = 3,
+                                         .presence = 0.5f,
+                                         .frequency = 0.25f,
+                                         .repetition = 1.5f};
+        for (int i = 0; i < NMK_HIDDEN; i++) sm.xn[n][i] = bf16_round(uniform());
+    }
+    const uint8_t *before = vm.weights;
+    sm.id = 9, vm.weights = (const uint8_t *)weights;
+    wrong += execute(&vm, &sm, d) != 0;
+    vm.weights = before;
+    const float *cand = buffer(&vm, place("cand")), *scores = buffer(&vm, place("scores"));
+    const float *logits = buffer(&vm, place("raw_logits"));
+    const int32_t *ids = (const int32_t *)(cand + NMK_SMS * 2 * NMK_COLUMNS);
+    for (int n = 0; n < NMK_COLUMNS; n++) {
+        const nmk_column *c = &control.column[n];
+        const int live = n < 6, at = 9 * 2 * NMK_COLUMNS + n;
+        double best = -INFINITY;
+        for (int row = FIRST_TILE * 16; row < FIRST_TILE * 16 + ROWS_OF; row++) {
+            const float *told = &logits[n * NMK_VOCAB + row], *kept = &scores[n * NMK_VOCAB + row];
+            const nmk_adjust *a = &adjust[c->slot * NMK_VOCAB + row];
+            double v = 0;
+            for (int i = 0; i < NMK_HIDDEN; i++)
+                v += (double)bf16_value(weights[row * NMK_HIDDEN + i]) * bf16_value(sm.xn[n][i]);
+            v *= NMK_LOGIT_SCALE;
+            wrong += live && c->flags & NMK_COLUMN_LOGPROBS ? !(fabs(*told - v) < 1e-4) : !isnan(*told);
+            if (c->flags & NMK_COLUMN_ADJUSTS) {
+                v += a->bias;
+                if (a->seen) v = (v > 0 ? v / 1.5 : v * 1.5) - 0.25 * a->seen - 0.5;
+            }
+            if (c->temperature > 0) v /= c->temperature;
+            wrong += live && c->flags & NMK_COLUMN_FILTERS ? !(fabs(*kept - v) < 1e-4) : !isnan(*kept);
+            if (c->temperature > 0 && !(c->flags & NMK_COLUMN_FILTERS)) v += nmk_gumbel(3, 0, c->pos, row);
+            best = fmax(best, v);
+            if (live && ids[at] == row) wrong += !(fabs(cand[at] - v) < 1e-4);
+        }
+        wrong += live ? !(fabs(cand[at] - best) < 1e-4) || ids[at] < FIRST_TILE * 16 : cand[at] != -INFINITY;
+        wrong += cand[at + NMK_COLUMNS] != -INFINITY; /* the other storer's row */
+    }
+    result(wrong == 0, "lm_head", "%d values wrong", wrong);
+    free(weights);
+}
+
 int main(void) {
     vm.arena = zeroed((size_t)NMK_ARENA_BYTES);
     vm.control = &control, vm.out = out;
@@ -248,6 +616,14 @@ int main(void) {
     test_attentions();
     test_route();
     test_sample();
+    test_score_key();
+    test_adjusted();
+    test_narrow();
+    test_offer();
+    test_cuts();
+    test_strange_scores();
+    test_logprobs();
+    test_lm_head();
     free(vm.arena);
     return failures != 0;
 }

@@ -11,13 +11,16 @@ enum { WINDOW = 512 };
 /* Lists that end after `layer`: the step stops there. */
 static void cut_lists(struct toy *t, int32_t *cut, int layer) {
     memcpy(cut, t->lists, t->list_bytes);
-    for (int s = 0; s < NMK_SMS; s++)
+    for (int s = 0; s < NMK_SMS; s++) {
+        int inside = 0; /* what comes before the first layer stays */
         for (int i = 0; i < NMK_MAX_TASKS; i++) {
             int32_t *d = cut + ((size_t)s * NMK_MAX_TASKS + (size_t)i) * NMK_DESC_WORDS;
-            if (d[NMK_WORD_OPCODE] == NMK_OP_EMBED || (d[NMK_WORD_LAYER] >= 0 && d[NMK_WORD_LAYER] <= layer)) continue;
+            inside |= d[NMK_WORD_LAYER] >= 0;
+            if (inside ? d[NMK_WORD_LAYER] >= 0 && d[NMK_WORD_LAYER] <= layer : d[NMK_WORD_OPCODE]) continue;
             d[NMK_WORD_OPCODE] = 0;
             break;
         }
+    }
 }
 
 /* The last step of a prompt again, cut after each layer. */

@@ -86,7 +86,10 @@ struct toy {
     size_t list_bytes, full_bytes, sliding_bytes;
     nmk_control control;
     int32_t table[NMK_COLUMNS * ROW_PAGES], out[NMK_COLUMNS];
+    nmk_tops tops[NMK_COLUMNS];
 };
+
+enum { ADJUST_BYTES = NMK_COLUMNS * NMK_VOCAB * sizeof(nmk_adjust) };
 
 __attribute__((unused)) static struct toy *toy_open(void) {
     struct toy *t = zeroed(sizeof *t);
@@ -115,6 +118,8 @@ __attribute__((unused)) static struct toy *toy_open(void) {
         .table_stride = ROW_PAGES,
         .rope = rope,
         .out = t->out,
+        .tops = t->tops,
+        .adjust = zeroed(ADJUST_BYTES),
         .counters = zeroed(sizeof(uint32_t) * NMK_COUNTERS * NMK_COUNTER_WORDS),
         .threads = 2,
     };

@@ -1,30 +1,91 @@
 -- A machine that runs encoded lists in random interleavings and tells when somebody sees the wrong data or nobody can
--- go on. It knows nothing of clocks: every unit of a buffer remembers which node wrote it last, and a reader compares
--- that with what the order of the nodes says. Roles of an SM run as far apart as they can: what the kernel's bounded
--- queues forbid is allowed here. The two store warps share a task's work or one has all of it; one without work signals
--- at once, and so do both where an `every` task that claims nothing finds nothing to do. What such a task does not
--- write nobody reads.
+-- go on. It knows nothing of clocks: every unit of a buffer remembers which node wrote it last and which nodes' tasks
+-- have added to that, and a reader compares both with what the order of the nodes says. Roles of an SM run as far apart
+-- as they can: what the kernel's bounded queues forbid is allowed here. The two store warps share a task's work or one
+-- has all of it; one without work signals at once, and so do both where an `every` task that claims nothing finds
+-- nothing to do. What such a task does not write nobody reads.
+-- A run is of one of two worlds: optional tasks are all awake, or all asleep. Asleep they only signal, and the order of
+-- the nodes is that of the others.
 local ops = require("ops")
 local M = {}
 
 local WORDS, AT = ops.WORDS, ops.AT
 
--- The last writer before each node, of each buffer it reads: { [node id] = { [buffer] = node id } }.
-local function meaning(g)
-  local last, before = {}, {}
+-- What is in one unit of a buffer: the node that wrote it last, 0 for nobody, and how many tasks of which node have
+-- added to that since.
+local NOTHING = { writer = 0 }
+
+local function written(id) return { writer = id } end
+
+-- value itself stays: others may have seen it.
+local function added(value, id)
+  local sum = {}
+  for key, n in pairs(value) do sum[key] = n end
+  sum[id] = (sum[id] or 0) + 1
+  return sum
+end
+
+local function same(a, b)
+  for key, n in pairs(a) do
+    if b[key] ~= n then return false end
+  end
+  for key in pairs(b) do
+    if not a[key] then return false end
+  end
+  return true
+end
+
+local function describe(value)
+  local ids, text = {}, ("node %d left it"):format(value.writer)
+  for key in pairs(value) do ids[#ids + 1] = key ~= "writer" and key or nil end
+  table.sort(ids)
+  for _, id in ipairs(ids) do text = ("%s, and %d tasks of node %d added"):format(text, value[id], id) end
+  return text
+end
+
+-- Calls f(buffer's name, unit) for what one access of a task of the graph touches.
+local function each_unit(g, task, r, f)
+  local buffer = g.buffer[task.node.bind[r.name]]
+  if r.claim then return end
+  local env = { sm = task.sm, sms = g.sms, columns = g.columns }
+  for name, value in pairs(g.params[task.node.op]) do env[name] = value end
+  for _, field in ipairs(task.node.spec.task) do env[field.name] = task.fields[field.name] end
+  for unit = r.eval.lo(env), r.eval.hi(env) - 1, r.eval.step(env) do f(buffer.name, unit) end
+end
+
+-- What the order of the nodes says. Of the units that a node reads and of those that are left at the end,
+-- { [node id or "end"] = { [buffer] = { [unit] = value } } }; of SM-local data, { [node id] = { [name] = node id } }.
+local function meaning(g, asleep)
+  local units, expected, writer, before = {}, {}, {}, {}
+  for _, buffer in ipairs(g.buffers) do units[buffer.name] = {} end
   for _, node in ipairs(g.nodes) do
-    local seen = {}
-    for _, r in ipairs(node.spec.reads) do
-      local name = r.global and node.bind[r.name] or r.scope and r.name
-      if name then seen[name] = last[name] or 0 end
-    end
-    before[node.id] = seen
-    for _, r in ipairs(node.spec.writes) do
-      local name = r.global and node.bind[r.name] or r.scope and r.name
-      if name then last[name] = node.id end
+    local spec, seen, here = node.spec, {}, {}
+    expected[node.id], before[node.id] = seen, here
+    if not (asleep and spec.optional) then
+      for _, r in ipairs(spec.reads) do
+        if r.scope then here[r.name] = writer[r.name] or 0 end
+        for _, task in ipairs(r.global and node.tasks or {}) do
+          each_unit(g, task, r, function(name, unit)
+            seen[name] = seen[name] or {}
+            seen[name][unit] = units[name][unit] or NOTHING
+          end)
+        end
+      end
+      for _, r in ipairs(spec.writes) do
+        if r.scope then writer[r.name] = node.id end
+        for _, task in ipairs(r.global and node.tasks or {}) do
+          each_unit(g, task, r, function(name, unit)
+            units[name][unit] = r.adds and added(units[name][unit] or NOTHING, node.id) or written(node.id)
+          end)
+        end
+        for unit = 0, r.claim and g.buffer[node.bind[r.name]].extent - 1 or -1 do
+          units[node.bind[r.name]][unit] = written(node.id)
+        end
+      end
     end
   end
-  return before, last
+  expected["end"] = units
+  return expected, before
 end
 
 local function decode(g, words)
@@ -53,7 +114,8 @@ local function decode(g, words)
       for _, way in ipairs({ "reads", "writes" }) do
         for _, r in ipairs(node.spec[way]) do
           if not r.launch then
-            local use = { role = r.role, name = r.name, writes = way == "writes", scope = r.scope, claim = r.claim }
+            local use = { role = r.role, name = r.name, writes = way == "writes", scope = r.scope, claim = r.claim,
+                          adds = r.adds }
             if r.global then
               use.buffer = buffers[env[r.name]]
               use.name = use.buffer.name
@@ -70,14 +132,16 @@ local function decode(g, words)
 end
 
 -- The steps of one thread: { kind, task, ... } in order.
-local function program(list, role, warp, shared)
+local function program(list, role, warp, shared, asleep)
   local steps = {}
   local function step(kind, task, more)
     steps[#steps + 1] = { kind = kind, task = task, more = more }
   end
   for _, task in ipairs(list) do
     local spec = task.node.spec
-    if spec.roles[role] then
+    if spec.roles[role] and asleep and spec.optional then
+      if spec.signal == role and task.signal ~= -1 then step("signal", task) end
+    elseif spec.roles[role] then
       for _, use in ipairs(task.uses) do
         if use.scope and shared[use.name] and use.role == role and not use.writes then step("route", task, use) end
       end
@@ -102,16 +166,24 @@ end
 --- A machine for lists; run it as often as you like.
 function M.new(g, words)
   local self = { g = g, lists = decode(g, words), shared = ops.shared_buffers(g.registry) }
-  self.before, self.last = meaning(g)
-  self.threads = {}
-  for sm = 0, g.sms - 1 do
-    for _, role in ipairs({ "load", "compute", "store", "store", "help" }) do
-      local warp = role == "store" and #self.threads % 2 or 0
-      self.threads[#self.threads + 1] = { sm = sm, role = role, warp = warp,
-                                          steps = program(self.lists[sm], role, warp, self.shared) }
-    end
+  self.worlds = {}
+  for _, asleep in ipairs({ false, true }) do
+    local expected, before = meaning(g, asleep)
+    self.worlds[asleep] = { expected = expected, before = before, threads = {} }
+    M.add_threads(self, self.worlds[asleep].threads, asleep)
   end
   return self
+end
+
+function M.add_threads(self, threads, asleep)
+  local g = self.g
+  for sm = 0, g.sms - 1 do
+    for _, role in ipairs({ "load", "compute", "store", "store", "help" }) do
+      local warp = role == "store" and #threads % 2 or 0
+      threads[#threads + 1] = { sm = sm, role = role, warp = warp,
+                                steps = program(self.lists[sm], role, warp, self.shared, asleep) }
+    end
+  end
 end
 
 -- How a task goes in one run: which store warps have work, whether compute has something to wait for from load.
@@ -130,9 +202,9 @@ local function luck(task)
   return how
 end
 
---- One random run. Returns nil, or what went wrong.
-function M.run(self)
-  local g = self.g
+--- One random run with optional tasks asleep or awake. Returns nil, or what went wrong.
+function M.run(self, asleep)
+  local g, world = self.g, self.worlds[asleep]
   local counters, units, locals, finished, claimed = {}, {}, {}, {}, {}
   local wrong
   local how, void = {}, {}
@@ -175,13 +247,16 @@ function M.run(self)
 
   local function see(thread, use, task)
     local name = ("%s on SM %d"):format(task.node.name, task.sm)
+    local expected = world.expected[task.node.id][use.name]
     local function touch(unit)
       local state = units[use.buffer]
-      if use.writes then
-        state[unit] = task.node.id
-      elseif (state[unit] or 0) ~= self.before[task.node.id][use.name]
-        and not void[("%d,%s,%d"):format(self.before[task.node.id][use.name], use.name, unit)] then
-        wrong = wrong or ("%s reads unit %d of %s as node %d left it"):format(name, unit, use.name, state[unit] or 0)
+      local found, want = state[unit] or NOTHING, expected and expected[unit] or NOTHING
+      if use.writes and use.adds then
+        state[unit] = added(found, task.node.id)
+      elseif use.writes then
+        state[unit] = written(task.node.id)
+      elseif not same(found, want) and not void[("%d,%s,%d"):format(want.writer, use.name, unit)] then
+        wrong = wrong or ("%s reads unit %d of %s as %s"):format(name, unit, use.name, describe(found))
       end
     end
     if use.scope then
@@ -196,7 +271,7 @@ function M.run(self)
         end
       else
         local found = shared and here.copies[task.instance & 1] or not shared and here.writer[use.name] or 0
-        if found ~= self.before[task.node.id][use.name] then
+        if found ~= world.before[task.node.id][use.name] then
           wrong = wrong or ("%s reads %s as node %d left it"):format(name, use.name, found)
         end
       end
@@ -245,7 +320,7 @@ function M.run(self)
   end
 
   local running = {}
-  for _, thread in ipairs(self.threads) do
+  for _, thread in ipairs(world.threads) do
     thread.at, thread.slow = 1, math.random() ^ 3
     if thread.steps[1] then running[#running + 1] = thread end
   end
@@ -281,10 +356,9 @@ function M.run(self)
   if wrong then return wrong end
   for _, buffer in ipairs(g.buffers) do
     for unit = 0, buffer.extent - 1 do
-      local found = units[buffer][unit]
-      local last = self.last[buffer.name]
-      if found and found ~= last and not void[("%d,%s,%d"):format(last, buffer.name, unit)] then
-        return ("unit %d of %s is left by node %d"):format(unit, buffer.name, found)
+      local found, want = units[buffer][unit], world.expected["end"][buffer.name][unit] or NOTHING
+      if found and not same(found, want) and not void[("%d,%s,%d"):format(want.writer, buffer.name, unit)] then
+        return ("unit %d of %s in the end: %s"):format(unit, buffer.name, describe(found))
       end
     end
   end

@@ -13,13 +13,14 @@ local CASES = {
   { 40, "layer7.combine", "part", "layer7.attention" },
   { 40, "layer7.o_proj", "attn", "layer7.combine" },
   { 3, "layer48.expert_down", "h", "layer48.expert_up" },
-  { 5, "sample", "cand", "lm_head" },
+  { 5, "sample", "cand", "lm_head" }, { 5, "sample", "drawn", "draw" }, { 90, "cut", "scores", "lm_head" },
+  { 90, "cut2", "cuts", "cut" }, { 17, "cut6", "cuts", "cut5" }, { 3, "draw", "cuts", "cut6" },
 }
 for _, case in ipairs(CASES) do
   local sm, reader, buffer, writer = table.unpack(case)
   local b = helper.broken(g, words)
   b:lose(sm, b:find(sm, reader))
-  helper.refused(("%s without its wait"):format(reader), b,
+  helper.refused(("%s without its wait, %s"):format(reader, buffer), b,
     ("%s reads %s without being ordered after %s on SM * (task *), which writes it")
       :format(b:name(sm, reader), buffer, writer))
 end

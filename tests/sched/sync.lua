@@ -21,17 +21,20 @@ end
 -- One wait where data crosses SMs, none elsewhere; all arrivals of the counter.
 local g = helper.build("north-mini-code")
 for _, case in ipairs({
-  { "embed", "-" }, { "layer0.norm", "embed:256" }, { "layer0.qkv", "-" }, { "layer0.dense_up", "-" },
-  { "layer0.dense_down", "layer0.dense_up:264" }, { "layer5.norm", "layer4.residual:256" }, { "layer5.router", "-" },
-  { "layer5.qkv", "-" }, { "layer5.route", "layer5.router:16" }, { "layer5.attention", "layer5.qkv:264" },
+  { "embed", "-" }, { "clear_cuts", "-" }, { "layer0.norm", "embed:256" }, { "layer0.qkv", "-" },
+  { "layer0.dense_up", "-" }, { "layer0.dense_down", "layer0.dense_up:264" }, { "layer5.norm", "layer4.residual:256" },
+  { "layer5.router", "-" }, { "layer5.qkv", "-" },
+  { "layer5.route", "layer5.router:16" }, { "layer5.attention", "layer5.qkv:264" },
   { "layer5.combine", "layer5.attention:264" }, { "layer5.expert_up", "-" }, { "layer5.o_proj", "layer5.combine:132" },
   { "layer5.expert_down", "layer5.expert_up:264" }, { "layer5.residual", "-" }, { "norm", "layer48.residual:256" },
-  { "lm_head", "-" }, { "sample", "lm_head:264" },
+  { "lm_head", "-" },
+  { "cut", "lm_head:264" }, { "cut2", "cut:132" }, { "cut3", "cut2:132" }, { "cut4", "cut3:132" },
+  { "cut5", "cut4:132" }, { "cut6", "cut5:132" }, { "draw", "cut6:132" }, { "sample", "draw:132+lm_head:264" },
 }) do
   local found = waits(g, case[1])
   helper.ok(case[1] .. " waits for " .. case[2], found == case[2], found)
 end
-helper.ok("a counter for each node that is waited for", g.counters == 295, g.counters)
+helper.ok("a counter for each node that is waited for", g.counters == 302, g.counters)
 
 local route = { [0] = 0, 0, 0 }
 for _, task in ipairs(g.lists[7]) do
