@@ -278,7 +278,7 @@ static int serve(settings *s, nmk_err *e) {
     if (isatty(STDERR_FILENO)) s->options.progress = on_progress;
     if (nmk_engine_open(&engine, &s->options, e)) goto out;
     nmk_engine_stats(engine, &stats);
-    if (stats.on_gpu && (!s->options.device || !strcmp(s->options.device, "auto")))
+    if (stats.on_gpu && (!s->options.device || strncmp(s->options.device, "cuda", 4)))
         s->options.device = "cuda:0"; /* that one again if it is lost, not the CPU */
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
     engine = NULL;

@@ -502,7 +502,7 @@ static int reopen(void *user, nmk_engine **g, nmk_err *e) {
     nmk_batch_stats s;
     nmk_batch_read_stats(reopened.batch, &s);
     reopened.ready_inside |= s.ready;
-    reopened.calls++;
+    __atomic_fetch_add(&reopened.calls, 1, __ATOMIC_SEQ_CST);
     if (reopened.refusals-- > 0) return nmk_fail(e, "no GPU today");
     fake.fail = false;
     int rc = nmk_engine_open(g, &options, e);
