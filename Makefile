@@ -5,6 +5,7 @@
 #   make test    set up, build everything, run the tests; the last line is the count
 #   make golden  rewrite tests/golden (read the diff)
 #   make gpu     what tests/gpu/run and the benchmarks need on a machine with a GPU; make test-gpu runs the tests too
+#   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
 #   make lint    luacheck, clang-format
 #   make deps    install the Debian packages that are missing
 #   make clean   remove build/
@@ -17,6 +18,8 @@ TOY    := nmc-toy
 BUILD_PACKAGES := gcc libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
     node-llhttp
 TEST_PACKAGES  := lua-check clang-format
+# For the example client; either flavour of libcurl's headers will do, and they exclude each other.
+DEMO_PACKAGES  := curl $(if $(wildcard /usr/include/curl/curl.h /usr/include/*/curl/curl.h),,libcurl4-openssl-dev)
 
 CC       := gcc
 CFLAGS   := -std=gnu11 -O2 -g
@@ -31,7 +34,7 @@ RUN_LIBS := -l:libjson-c.a -l:libpcre2-8.a -l:libxxhash.a -l:libutf8proc.a -ldl 
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .SECONDARY:
-.PHONY: all demo test golden lint clean deps deps-build build-demo build-test
+.PHONY: all demo test load golden lint clean deps deps-build deps-demo build-demo build-test
 
 all:
 
@@ -51,7 +54,8 @@ apt() { log=$$($$sudo apt-get -q -o DPkg::Lock::Timeout=300 "$$@" </dev/null 2>&
 apt update; apt install -y --no-install-recommends $$missing
 endef
 
-deps: ; $(call install,$(BUILD_PACKAGES) $(TEST_PACKAGES))
+deps: ; $(call install,$(BUILD_PACKAGES) $(DEMO_PACKAGES) $(TEST_PACKAGES))
+deps-demo: ; $(call install,$(BUILD_PACKAGES) $(DEMO_PACKAGES))
 deps-build: ; $(call install,$(BUILD_PACKAGES))
 
 # ---------------------------------------------------------------- what a user types
@@ -59,13 +63,19 @@ deps-build: ; $(call install,$(BUILD_PACKAGES))
 # make demo and make test use all cores unless told otherwise.
 SUBMAKE = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
-demo: deps-build
+demo: deps-demo
 	@$(SUBMAKE) build-demo
 	@bash tests/demo.sh show
 
 test: deps
 	@$(SUBMAKE) build-test
 	@tests/run
+
+CLIENTS := 200
+SECONDS := 600
+load: deps-build
+	@$(SUBMAKE) build/$(TOY)/nmk-serve build/tests/$(TOY)/server/load
+	@build/tests/$(TOY)/server/load --clients $(CLIENTS) --seconds $(SECONDS)
 
 golden: deps
 	@$(SUBMAKE) build/nmkgen
@@ -133,6 +143,13 @@ build/server/llhttp/%.o: $(LLHTTP)/%.c
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
 	@$(HTTP_COMPILE) -DLLHTTP_STRICT_MODE=1 -c -o $@ $<
+
+# ---------------------------------------------------------------- the example client
+
+build/nmk-chat: examples/chat/chat.c
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	@$(CC) $(CFLAGS) $(WARNINGS) $(LDFLAGS) -o $@ $< -lcurl -l:libjson-c.a
 
 # ---------------------------------------------------------------- a model
 
@@ -240,7 +257,8 @@ $(foreach m,$(MODELS),$(eval $(call shipped,$(m))))
 test-gpu: gpu
 	@tests/gpu/run
 
-gpu: $(foreach m,$(MODELS) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU))
+gpu: $(foreach m,$(MODELS) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU)) \
+    build/tests/$(TOY)/server/load build/tests/north-mini-code/runtime/load_memory
 
 .PHONY: bench
 bench:
@@ -250,7 +268,8 @@ bench:
 # Tests in C run on the toy; those in tests/gpu are built for every model and skip themselves without a GPU.
 C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.c tests/ops/*.c tests/server/*.c))
 
-build-demo: build/$(TOY)/nmk-run
-build-test: all $(C_TESTS)
+build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
+# The one test that needs the shape of the large model.
+build-test: all build/nmk-chat $(C_TESTS) build/tests/north-mini-code/runtime/load_memory
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -11,8 +11,8 @@
 --   SM-local   registers hold what the graph's last writer put there, the two shared-memory copies of the route are not
 --              overwritten while someone reads                                                  (check/progress.lua)
 --   order      accesses to the same unit of a buffer, one of them a write, happen in the order of their nodes, and no
---              two tasks of one node make such; all are inside the buffer, and what is read was written in this step.
---              A claimed unit may be anybody's                                                  (check/order.lua)
+--              two tasks of one node make such, unless both add; all are inside the buffer, and what is read was
+--              written in this step. A claimed unit may be anybody's                            (check/order.lua)
 --
 -- Order comes from clocks over (SM, role) threads; hb.lua says what is ordered inside an SM. The two store warps of an
 -- SM run apart, so one's program order proves nothing about the other's stores.
@@ -20,8 +20,8 @@
 -- Not proved, because no word says it: that an op touches only what it declares, that data it takes from older launches
 -- or leaves to later ones (`launch`: KV pages, control) is left alone within a step, that claiming gives every unit of
 -- a claimed region to exactly one SM (ticket words are no buffers), that the barriers between the roles of a block
--- order what hb.lua takes from them, and that spin bounds are long enough. `eased` needs no proof: it changes when data
--- comes, not what is ordered.
+-- order what hb.lua takes from them, that optional tasks sleep in all SMs or in none, and that spin bounds are long
+-- enough. `eased` needs no proof: it changes when data comes, not what is ordered.
 local encode = require("encode")
 local hb = require("hb")
 local ops = require("ops")
@@ -87,8 +87,8 @@ local function digest(g, op, shared)
       if writes and r.scope ~= "sm" then d.stays = false end
       if r.global then
         d.accesses[#d.accesses + 1] = {
-          name = r.name, role = ROLE[r.role], writes = writes, claim = r.claim, word = op.word[r.name] + 1,
-          region = region.compile(r, "w, b, sm", resolve),
+          name = r.name, role = hb.role_of(op, r.role), writes = writes, claim = r.claim, adds = r.adds,
+          word = op.word[r.name] + 1, region = region.compile(r, "w, b, sm", resolve),
         }
       elseif r.scope == "sm" and shared[r.name] then
         d.local_name = r.name

@@ -2,7 +2,7 @@
 --
 -- A node is one op instance. The order of g.nodes is the meaning of the step: running the nodes one after the other is
 -- correct by construction, and every later stage only has to keep that meaning. (op, layer) names a node; layer is -1
--- before the first and after the last layer.
+-- before the first and after the last layer, -2 for the second node of an op there, and so on.
 --
 --   g.nodes    { id, op = name, spec = the op's registry entry, layer, name, tiles | units, fields, bind, weights }
 --              bind[formal buffer] = actual buffer's name; fields: constant task fields
@@ -62,9 +62,17 @@ function M.build(model, registry, diag)
     bases[buffer.name] = buffer
   end
 
+  local outside = {}            -- [op] = its nodes before and after the layers so far
   local function add(node, layer, slot)
     local op = registry.by_name[node.op]
-    local name = layer < 0 and node.op or ("layer%d.%s"):format(layer, node.op)
+    local name
+    if layer < 0 then
+      layer = -1 - (outside[node.op] or 0)
+      outside[node.op] = -layer
+      name = node.op .. (layer < -1 and ("%d"):format(-layer) or "")
+    else
+      name = ("layer%d.%s"):format(layer, node.op)
+    end
     local pos = { file = ("specs/families/%s.lua"):format(family.name), line = 1, col = 1 }
     if not op then
       diag:error(pos, "node %s: there is no op '%s'", name, node.op)

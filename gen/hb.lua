@@ -3,20 +3,25 @@
 -- A thread walks its SM's list, so the number of a task in the list is its time, and a vector clock says for every
 -- thread up to which task its work is known. Two facts keep clocks cheap. Knowledge of other SMs only ever arrives
 -- through a counter that everybody waits for in full, so threads share few distinct vectors: a clock is a shared,
--- immutable base plus four numbers for the roles of the own SM. And joins of bases are remembered, so that most are a
+-- immutable base plus a number for each role of the own SM. And joins of bases are remembered, so that most are a
 -- table lookup.
+--
+-- Optional tasks (ops.lua) run in all SMs or in none, and sleeping they signal without having waited. So they are a
+-- thread of their own in each SM: it begins with what the helper knows, whose place in the list it takes, and keeps
+-- what it waits for to itself. Of such a task a counter only ever tells that it is over.
 --
 -- Knows threads, times, regions and how the roles of a task follow one another; not what is waited for or why.
 local M = {}
 
-M.ROLES = { "load", "compute", "store", "help" }
-M.ROLE = { load = 1, compute = 2, store = 3, help = 4 }
+M.ROLES = { "load", "compute", "store", "help", "optional" }
+M.ROLE = { load = 1, compute = 2, store = 3, help = 4, optional = 5 }
 local ROLES = #M.ROLES
+local HELP, OPTIONAL = M.ROLE.help, M.ROLE.optional
 
 local Clocks = {}
 Clocks.__index = Clocks
 
---- Threads are numbered sm * 4 + role, role 1 to 4.
+--- Threads are numbered sm * 5 + role, role 1 to 5.
 function M.new(sms)
   local self = setmetatable({ threads = sms * ROLES, bases = 0, base = {}, own = {} }, Clocks)
   self.zero = self:new_base()
@@ -61,6 +66,7 @@ end
 
 --- The thread begins task number `time`.
 function Clocks:enter(sm, role, time)
+  if role == OPTIONAL then self:learn(sm, OPTIONAL, HELP) end
   self.own[(sm * ROLES + role) * ROLES + role] = time
 end
 
@@ -81,7 +87,7 @@ function Clocks:remember(sm, role)
   local thread = sm * ROLES + role
   local at = thread * ROLES
   local own = self.own
-  return { base = self.base[thread], own[at + 1], own[at + 2], own[at + 3], own[at + 4] }
+  return { base = self.base[thread], table.unpack(own, at + 1, at + ROLES) }
 end
 
 function Clocks:recall(sm, role, memory)
@@ -106,7 +112,8 @@ function Clocks:new_counter()
 end
 
 function Clocks:arrive(counter, sm, role)
-  local thread = sm * ROLES + role
+  local time = role == OPTIONAL and self.own[(sm * ROLES + role) * ROLES + role]
+  local thread = sm * ROLES + (time and HELP or role)
   local base = self.base[thread]
   if base ~= counter.shared then counter.shared = self:join(counter.shared, base) end
   local at, own, list, n = thread * ROLES, self.own, counter.arrived, counter.n
@@ -116,6 +123,10 @@ function Clocks:arrive(counter, sm, role)
       n = n + 2
       list[n - 1], list[n] = sm * ROLES + r, known
     end
+  end
+  if time then
+    n = n + 2
+    list[n - 1], list[n] = sm * ROLES + OPTIONAL, time
   end
   counter.n = n
 end
@@ -154,17 +165,22 @@ local function store_follows(op)
   return (op.roles.compute and op.roles.store and (op.tile ~= "every" or op.claim)) and true or false
 end
 
+--- The thread of one of an op's roles.
+function M.role_of(op, role)
+  return op.optional and OPTIONAL or M.ROLE[role]
+end
+
 --- What an op's roles do in a task, as numbers: roles, the list of them; wait, signal; compute, true where it has that
 --- role; load_feeds, store_follows as above; also, a role that tells of its compute's accesses too, or nil.
 function M.roles_of(op)
   local r = {
-    roles = {}, wait = M.ROLE[op.wait], signal = op.signal and M.ROLE[op.signal], compute = op.roles.compute,
-    load_feeds = load_feeds(op), store_follows = store_follows(op),
+    roles = {}, wait = M.role_of(op, op.wait), signal = op.signal and M.role_of(op, op.signal),
+    compute = op.roles.compute, load_feeds = load_feeds(op), store_follows = store_follows(op),
   }
   -- A store that does not follow compute of every task still follows what compute did.
   r.also = op.roles.compute and op.signal == "store" and not r.store_follows and M.ROLE.store or nil
-  for role, name in ipairs(M.ROLES) do
-    if op.roles[name] then r.roles[#r.roles + 1] = role end
+  for _, name in ipairs(M.ROLES) do
+    if op.roles[name] then r.roles[#r.roles + 1] = M.role_of(op, name) end
   end
   return r
 end

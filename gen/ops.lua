@@ -8,11 +8,15 @@
 --   op.params, op.task       lists of { name =, type = }
 --   op.fields                descriptor fields in word order, { name =, type =, word =, buffer = formal name or nil };
 --                            op.word[name] is the word. Task fields come first, then one word per global buffer
---   op.reads, op.writes      regions { name =, type =, role =, scope =, launch =, claim =, lo =, hi =, step =,
---                            eval = { lo, hi, step } }; eval.lo(env) computes the expression
+--   op.reads, op.writes      regions { name =, type =, role =, scope =, launch =, claim =, adds =, lo =, hi =, step =,
+--                            eval = { lo, hi, step } }; eval.lo(env) computes the expression. adds: written only by
+--                            atomic additions of integers, so that tasks of a node may share units: their order
+--                            changes nothing
 --   op.roles[role]           true where the role has work; op.supplied[role] the pipeline that does it
 --   op.sections[role]        the device code; op.variants[role][target] is the code that takes its place on one target,
 --                            "" being the section itself
+--   op.optional              its tasks run only in launches where a column wants them (Helper::awake), all or none;
+--                            else they wait for nothing, touch nothing and signal at once
 --   op.eased                 its weights stream with one stage less in flight
 --   op.wait, op.signal       the role that waits; the one that signals, nil where nothing is written that others await
 --   op.arrivals              arrivals at the op's counter per task
@@ -45,7 +49,7 @@ local AMBIENT = { "sm", "sms", "columns" }
 local WAIT_ORDER = { "compute", "help", "store" }
 
 local TYPES = { i32 = true, f32 = true }
-local DATA_TYPES = { bf16 = true, f32 = true, i32 = true }
+local DATA_TYPES = { bf16 = true, f32 = true, i32 = true, u64 = true }
 
 -- The string keys of a table, sorted.
 local function keys_of(set)
@@ -241,6 +245,7 @@ end
 
 local REGION = {
   [1] = "string", [2] = "string", role = "string", scope = "string", launch = "string", claim = "boolean",
+  adds = "boolean",
   lo = "string", hi = "string", step = "string",
 }
 
@@ -255,7 +260,7 @@ function File:read_region(what, entry, known, op)
   local reads = what:find("^reads") ~= nil
   local in_step = not entry.scope and not entry.launch
   self:check_keys(what, entry, REGION, in_step and not entry.claim and { "role", "lo", "hi" } or { "role" })
-  for _, key in ipairs({ "role", "scope", "launch", "claim", "lo", "hi", "step" }) do
+  for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "lo", "hi", "step" }) do
     region[key] = entry[key]
   end
   local function one_of(key, choices)
@@ -288,6 +293,9 @@ function File:read_region(what, entry, known, op)
     end
     if reads and region.role == "load" then
       self:error(region.pos, "%s: bulk copies may read only data older than the launch", what)
+    end
+    if region.adds and reads then
+      self:error(region.pos, "%s: only what is written can be added to", what)
     end
     if not reads and region.role and not M.SIGNALS[region.role] then
       self:error(region.pos, "%s: only %s may write global memory", what, table.concat(keys_of(M.SIGNALS), " or "))
@@ -376,7 +384,8 @@ function File:read_sections(from)
 end
 
 local OP = {
-  name = "string", summary = "string", pipeline = "string", claim = "string", eased = "boolean", params = "table",
+  name = "string", summary = "string", pipeline = "string", claim = "string", eased = "boolean",
+  optional = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
 local OP_REQUIRED = { "name", "summary", "tile", "cost" }
@@ -513,7 +522,8 @@ function File:read()
   end
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
-    eased = raw.eased or false, tile = raw.tile or "", wait = raw.wait, reads = {}, writes = {},
+    eased = raw.eased or false, optional = raw.optional or false, tile = raw.tile or "", wait = raw.wait,
+    reads = {}, writes = {},
   }
   if op.pipeline and not PIPELINES[op.pipeline] then
     self:error(self:key("pipeline"), "unknown pipeline '%s'%s", op.pipeline,
@@ -531,6 +541,9 @@ function File:read()
   local device, reference = self:read_sections(rest)
   self:derive_roles(op, device)
   op.reference = reference
+  if op.optional and (op.roles.load or op.roles.compute or op.roles.store) then
+    self:error(self:key("optional"), "optional: only an op whose one role is help can sleep")
+  end
   if not reference then
     self:error(nil, "no //@reference section")
   elseif reference.text == "" then
@@ -638,6 +651,7 @@ local function region_text(region)
     where = "claimed"
   else
     where = ("%s .. %s"):format(region.lo, region.hi) .. (region.step and " step " .. region.step or "")
+    where = where .. (region.adds and ", added to" or "")
   end
   return ("%s[%s] by %s"):format(region.name, where, region.role)
 end
@@ -672,6 +686,9 @@ function M.table(registry)
     end
     line("  roles    %s", table.concat(roles, ", "))
     line("  waits    in %s", op.wait)
+    if op.optional then
+      line("  sleeps   unless a column wants it")
+    end
     if op.signal then
       line("  signals  from %s, %d per task", op.signal, op.arrivals)
     end

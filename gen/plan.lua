@@ -53,7 +53,7 @@ end
 -- Bytes that one node streams: fixed, or per distinct expert.
 local function node_bytes(g, node)
   local fixed, per_expert = 0, 0
-  for field, from in pairs(node.weights) do
+  for field, from in pairs(node.weights or {}) do
     local array = g.array[from.array]
     if array.experts > 0 then
       per_expert = per_expert + array.expert_kib * KIB
@@ -62,6 +62,17 @@ local function node_bytes(g, node)
     end
   end
   return fixed, per_expert
+end
+
+--- Bytes of weights that a step with b live columns streams, each once, if routing is uniform.
+function M.weight_bytes(g, values, b)
+  local fixed, per_expert = 0, 0
+  for _, node in ipairs(g.nodes) do
+    local f, e = node_bytes(g, node)
+    fixed, per_expert = fixed + f, per_expert + e
+  end
+  if per_expert == 0 then return fixed end
+  return fixed + per_expert * M.distinct_experts(values.experts, values.experts_per_token, b)
 end
 
 local function waits_text(node)
@@ -180,9 +191,7 @@ local function traffic(w, g)
   local function experts(b) return M.distinct_experts(values.experts, values.experts_per_token, b) end
   local function op_bytes(op, b) return fixed[op] + per_expert[op] * experts(b) end
   local function total(b)
-    local sum = kv_bytes(model) * b
-    for _, op in ipairs(order) do sum = sum + op_bytes(op, b) end
-    return sum
+    return kv_bytes(model) * b + M.weight_bytes(g, values, b)
   end
   row("batch", function(b) return ("%d"):format(b) end)
   row("distinct experts", function(b) return ("%.1f"):format(experts(b)) end)

@@ -34,8 +34,9 @@ local function digest(g, op, shared)
     for _, r in ipairs(op[way]) do
       if r.global then
         d.accesses[#d.accesses + 1] = {
-          name = r.name, role_name = r.role, role = ROLE[r.role], writes = way == "writes", claim = r.claim,
-          covered = COVERS[op.wait][r.role] or false, region = region.compile(r, "f, sm", resolve),
+          name = r.name, role_name = r.role, role = hb.role_of(op, r.role), writes = way == "writes",
+          claim = r.claim, adds = r.adds, covered = COVERS[op.wait][r.role] or false,
+          region = region.compile(r, "f, sm", resolve),
         }
       elseif r.scope == "sm" and shared[r.name] then
         if way == "writes" then
@@ -181,7 +182,8 @@ function Sync:visit_node(node)
   for _, access in ipairs(d.accesses) do
     local actual = node.bind[access.name]
     local history = self.history[actual] or {}          -- not access.history: the node may have begun it anew
-    if access.writes and (access.claim or access.units >= self.g.buffer[actual].extent) then history = {} end
+    local whole = access.claim or not access.adds and access.units >= self.g.buffer[actual].extent
+    if access.writes and whole then history = {} end
     history[#history + 1] = access.group
     self.history[actual] = history
   end

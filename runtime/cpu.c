@@ -34,7 +34,7 @@ static void cpu_close(nmk_machine *m) {
     nmk_vm_close(&c->vm);
     for (int i = 0; i < BLOCKS; i++)
         if (c->block[i].p) munmap(c->block[i].p, c->block[i].bytes);
-    free(m->out), free((void *)(uintptr_t)m->hang);
+    free(m->out), free(m->tops), free((void *)(uintptr_t)m->hang);
     free(c);
 }
 
@@ -47,6 +47,7 @@ static int cpu_alloc(nmk_machine *m, uint64_t *address, uint64_t bytes, const ch
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return nmk_fail(e, "no %.1f MiB of memory for %s", (double)bytes / 0x1p20, what);
     c->block[i].p = p, c->block[i].bytes = bytes;
+    m->taken_bytes += bytes;
     *address = (uint64_t)(uintptr_t)p;
     return 0;
 }
@@ -88,6 +89,7 @@ static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     vm->kv_full = at(p->kv_full), vm->kv_sliding = at(p->kv_sliding);
     vm->control = at(p->control);
     vm->table_full = at(p->table_full), vm->table_sliding = at(p->table_sliding), vm->table_stride = p->table_stride;
+    vm->adjust = at(p->adjust), vm->tops = (nmk_tops *)at(p->tops) + (size_t)p->out_row * NMK_COLUMNS;
     vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + (size_t)p->out_row * NMK_COLUMNS;
     vm->counters = at(p->counters), vm->epoch = p->epoch;
     char why[sizeof e->text];
@@ -113,7 +115,8 @@ static int cpu_load_weights(nmk_machine *m, const nmk_checkpoint *checkpoint, ui
                             nmk_err *e) {
     (void)m;
     nmk_weight_tables tables = nmk_model_tables();
-    if (!o->random_weights) return nmk_checkpoint_load_host(checkpoint, at(address), o->progress, o->progress_user, e);
+    if (!o->random_weights)
+        return nmk_checkpoint_load_host(checkpoint, at(address), nmk_machine_progress, (void *)(uintptr_t)o, e);
     nmk_random_load_host(&tables, at(address), o->weights_seed);
     return 0;
 }
@@ -156,7 +159,10 @@ int nmk_cpu_machine_open(nmk_machine **machine, const nmk_options *o, nmk_err *e
     c->vm.threads = o->cpu_threads > 0 ? o->cpu_threads : cores > 16 ? 16 : cores > 0 ? (int)cores : 1;
     if (c->vm.threads > NMK_VM_THREADS) c->vm.threads = NMK_VM_THREADS;
     m->calls = &calls, m->most_ahead = 1;
+    m->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     m->out = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->out);
+    m->tops = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->tops);
+    m->tops_address = (uint64_t)(uintptr_t)m->tops;
     m->hang = xcalloc(NMK_HANGS, sizeof *m->hang);
     m->out_address = (uint64_t)(uintptr_t)m->out, m->hang_address = (uint64_t)(uintptr_t)m->hang;
     snprintf(m->name, sizeof m->name, "cpu (%d thread%s)", c->vm.threads, c->vm.threads == 1 ? "" : "s");

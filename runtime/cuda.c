@@ -98,6 +98,9 @@ int nmk_gpu_open(nmk_gpu *gpu, int index, const nmk_gpu_needs *needs, nmk_err *e
     CU(e, cuDeviceGetAttribute(&g.minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, g.device));
     CU(e, cuDeviceGetAttribute(&g.sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, g.device));
     CU(e, cuDeviceGetAttribute(&g.smem_bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, g.device));
+    /* for the start's figures only */
+    nmk_cuda.cuDeviceGetAttribute(&g.memory_khz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, g.device);
+    nmk_cuda.cuDeviceGetAttribute(&g.bus_bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, g.device);
     if (suits(&g, needs, e)) goto out;
     CU(e, cuDevicePrimaryCtxRetain(&g.context, g.device));
     *gpu = g;

@@ -23,6 +23,8 @@ typedef struct CUevent_st *CUevent;
 enum {
     CUDA_ERROR_NOT_READY = 600,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+    CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE = 36,
+    CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH = 37,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
@@ -103,6 +105,7 @@ typedef struct {
     CUdevice device;
     CUcontext context; /* the primary one, retained; current on the thread that opened it */
     int index, sms, major, minor, smem_bytes /* a block may ask for */;
+    int memory_khz, bus_bits; /* of its memory; 0: the driver does not say */
     char name[96];
 } nmk_gpu;
 

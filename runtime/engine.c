@@ -6,6 +6,7 @@
 #include "engine.h"
 
 #include <assert.h>
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
@@ -27,10 +28,16 @@ enum {
     TICKETS_BYTES = NMK_TICKETS * 2 * LINE_BYTES
 };
 
+static const double GPU_SHARE = 0.9; /* as vLLM takes */
+
 /* A batch has a column for each row. */
 const int nmk_rows = NMK_COLUMNS;
 _Static_assert(NMK_COLUMNS <= NMK_ROWS, "programs have room for this many rows");
+_Static_assert(NMK_TOPS == NMK_TOP_LOGPROBS, "a step gives the alternatives that a request may ask for");
 _Static_assert(sizeof((nmk_stats *)0)->stop_ids / sizeof(int) == NMK_STOP_IDS, "stop ids fit the statistics");
+
+/* What is colder is greedy: its noise is below the rounding of the logits, and logits divided by it may overflow. */
+static const float coldest = 1e-6f;
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -113,6 +120,19 @@ static int upload(nmk_machine *m, uint64_t *address, const void *data, uint64_t 
     return m->calls->write(m, *address, data, bytes, e);
 }
 
+/* All that may be taken on the machine. */
+static uint64_t allowed_bytes(const nmk_machine *m, const nmk_options *o) {
+    double share = o->memory_share > 0 ? o->memory_share : m->on_gpu ? GPU_SHARE : 1;
+    return (uint64_t)(share * (double)m->memory_bytes);
+}
+
+/* A little of what is free stays so: page tables come after this, and drivers round up. */
+static uint64_t kv_budget(nmk_machine *m, const nmk_options *o) {
+    uint64_t allowed = allowed_bytes(m, o), free_bytes = m->calls->free_bytes(m);
+    if (!m->on_gpu && !(o->memory_share > 0)) return free_bytes / 2;
+    return min_u64(allowed > m->taken_bytes ? allowed - m->taken_bytes : 0, free_bytes / 50 * 49);
+}
+
 static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_kv_shape shape = {.full_layers = NMK_FULL_LAYERS,
@@ -124,10 +144,9 @@ static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
                           .page_tokens = NMK_PAGE_TOKENS};
     assert(nmk_kv_page_bytes(&shape, 0) == NMK_KV_PAGE_BYTES_FULL);
     assert(nmk_kv_page_bytes(&shape, 1) == NMK_KV_PAGE_BYTES_SLIDING);
-    uint64_t budget = m->calls->free_bytes(m);
-    budget = m->on_gpu ? budget / 10 * 9 : budget / 2;
+    uint64_t budget = kv_budget(m, o);
     if (o->kv_bytes) budget = min_u64(budget, o->kv_bytes);
-    if (nmk_kv_init(&g->kv, &shape, nmk_rows, g->max_len, budget, e)) return -1;
+    if (nmk_kv_init(&g->kv, &shape, nmk_rows, g->max_len, budget, e)) return nmk_fail_in(e, "%s", m->name);
     g->stats.kv_bytes = nmk_kv_pool_bytes(&g->kv, 0) + nmk_kv_pool_bytes(&g->kv, 1);
     uint64_t table_bytes = sizeof(int32_t) * NMK_COLUMNS * (uint64_t)g->kv.stride;
     uint64_t *pool[2] = {&g->params.kv_full, &g->params.kv_sliding};
@@ -156,6 +175,8 @@ static int open_state(nmk_engine *g, nmk_err *e) {
     nmk_params *p = &g->params;
     if (m->calls->alloc(m, &p->arena, NMK_ARENA_BYTES, "activations", e)) return -1;
     if (m->calls->alloc(m, &p->control, sizeof(nmk_control), "control block", e)) return -1;
+    if (m->calls->alloc(m, &p->adjust, sizeof(nmk_adjust) * NMK_COLUMNS * NMK_VOCAB, "adjustments of logits", e))
+        return -1;
     if (m->calls->alloc(m, &p->counters, COUNTERS_BYTES, "counters", e)) return -1;
     if (m->calls->alloc(m, &p->tickets, TICKETS_BYTES, "tickets", e)) return -1;
     if (m->calls->alloc(m, &p->abort, LINE_BYTES, "abort flag", e)) return -1;
@@ -163,7 +184,7 @@ static int open_state(nmk_engine *g, nmk_err *e) {
     int rc = upload(m, &p->rope, rope, (uint64_t)g->max_len * NMK_HEAD_DIM * sizeof *rope, "rope table", e);
     free(rope);
     if (rc) return -1;
-    p->out = m->out_address, p->hang = m->hang_address;
+    p->out = m->out_address, p->tops = m->tops_address, p->hang = m->hang_address;
     nmk_control control = {0};
     for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
     return nmk_engine_set_control(g, &control, e);
@@ -172,17 +193,33 @@ static int open_state(nmk_engine *g, nmk_err *e) {
 static int open_weights(nmk_engine *g, const nmk_checkpoint *checkpoint, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = g->machine;
     uint64_t bytes = (uint64_t)NMK_WEIGHTS_KIB * 1024, start_ns = nmk_now_ns();
-    if (!m->on_gpu) {
-        uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-        if (bytes > memory)
-            return nmk_fail(e, "the CPU machine needs %.1f GiB for the weights of %s, this machine has %.1f GiB",
-                            (double)bytes / 0x1p30, nmk_model_name, (double)memory / 0x1p30);
-    }
+    uint64_t allowed = allowed_bytes(m, o);
+    if (bytes > allowed || m->taken_bytes > allowed - bytes)
+        return nmk_fail(e, "%s: the weights of %s take %.3f GiB, buffers %.3f GiB: only %.3f of %.3f GiB may be used",
+                        m->name, nmk_model_name, (double)bytes / 0x1p30, (double)m->taken_bytes / 0x1p30,
+                        (double)allowed / 0x1p30, (double)m->memory_bytes / 0x1p30);
     if (m->calls->alloc(m, &g->params.weights, bytes, "weights", e)) return -1;
     if (m->calls->load_weights(m, checkpoint, g->params.weights, o, e)) return -1;
     g->stats.weight_bytes = bytes;
     g->stats.weights_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
     return 0;
+}
+
+/* What was opened, for people. */
+static void fill_plan(nmk_engine *g) {
+    nmk_machine *m = g->machine;
+    nmk_stats *s = &g->stats;
+    s->layers = NMK_LAYERS, s->experts = NMK_EXPERTS, s->experts_per_token = NMK_EXPERTS_PER_TOKEN;
+    s->kv_pages[0] = g->kv.pages[0], s->kv_pages[1] = g->kv.pages[1], s->kv_page_tokens = NMK_PAGE_TOKENS;
+    s->other_bytes = m->taken_bytes - s->weight_bytes - s->kv_bytes;
+    s->memory_bytes = m->memory_bytes, s->free_bytes = m->calls->free_bytes(m);
+    s->sms = m->sms, s->nominal_bytes_per_s = m->nominal_bytes_per_s;
+    s->nvrtc_major = nmk_nvrtc.major, s->nvrtc_minor = nmk_nvrtc.minor;
+}
+
+void nmk_machine_progress(void *options, uint64_t done, uint64_t total) {
+    const nmk_options *o = options;
+    if (o->progress) o->progress(o->progress_user, NMK_PHASE_WEIGHTS, done, total);
 }
 
 /* How long one SM waits for another before the step counts as hung.  Tools that slow a GPU down need more. */
@@ -200,6 +237,10 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     if (check_hash(e)) goto out;
     if (!o->checkpoint && !o->random_weights) {
         nmk_fail(e, "no weights: give a checkpoint folder or ask for random weights");
+        goto out;
+    }
+    if (!(o->memory_share >= 0 && o->memory_share <= 1)) {
+        nmk_fail(e, "a memory share of %g: expected above 0 to 1", o->memory_share);
         goto out;
     }
     g->vocab = NMK_VOCAB;
@@ -232,6 +273,7 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     g->stats.kernel_seconds = g->machine->kernel_seconds, g->stats.kernel_cached = kernel->cached;
     g->stats.registers = kernel->registers, g->stats.code_bytes = kernel->text_bytes;
     g->stats.spill_bytes = kernel->spill_store_bytes + kernel->spill_load_bytes;
+    fill_plan(g);
     g->stats.open_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
     *engine = g, g = NULL, rc = 0;
 out:
@@ -246,8 +288,8 @@ void nmk_engine_close(nmk_engine *g) {
     if (m) {
         nmk_err ignored;
         const nmk_params *p = &g->params;
-        uint64_t owned[] = {p->weights, p->arena,      p->kv_full,       p->kv_sliding, p->lists,   p->control,
-                            p->rope,    p->table_full, p->table_sliding, p->counters,   p->tickets, p->abort};
+        uint64_t owned[] = {p->weights,    p->arena,         p->kv_full,  p->kv_sliding, p->lists, p->control, p->rope,
+                            p->table_full, p->table_sliding, p->counters, p->tickets,    p->abort, p->adjust};
         if (m->calls->enter(m, &ignored) == 0 && m->calls->wait_all(m, &ignored) == 0)
             for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) m->calls->release(m, owned[i]);
         m->calls->close(m);
@@ -313,21 +355,90 @@ int nmk_engine_wipe_row(nmk_engine *g, int row, nmk_err *e) {
     return 0;
 }
 
+/* ---- sampling ---- */
+
+int nmk_sampler_check(const nmk_sampler *s, int vocab, nmk_err *e) {
+    const struct {
+        const char *name;
+        float value, least, most;
+    } number[] = {
+        {"temperature", s->temperature, 0, FLT_MAX},
+        {"top_p", s->top_p, 0, 1},
+        {"min_p", s->min_p, 0, 1},
+        {"presence_penalty", s->presence_penalty, -FLT_MAX, FLT_MAX},
+        {"frequency_penalty", s->frequency_penalty, -FLT_MAX, FLT_MAX},
+        {"repetition_penalty", s->repetition_penalty, 0, FLT_MAX},
+    };
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
+        if (!(number[i].value >= number[i].least && number[i].value <= number[i].most))
+            return nmk_fail(e, "%s %g, expected %s", number[i].name, (double)number[i].value,
+                            number[i].most == 1    ? "0 to 1"
+                            : number[i].least == 0 ? "0 or more"
+                                                   : "a finite number");
+    if (s->top_k < 0) return nmk_fail(e, "top_k %d, expected 0 or more", s->top_k);
+    if (s->logprobs < 0 || s->logprobs > NMK_TOP_LOGPROBS + 1)
+        return nmk_fail(e, "logprobs %d, expected 0 to %d", s->logprobs, NMK_TOP_LOGPROBS + 1);
+    for (int i = 0; i < s->bias_count; i++) {
+        if (s->bias[i].token < 0 || s->bias[i].token >= vocab)
+            return nmk_fail(e, "logit_bias: token %d is not in 0 to %d", s->bias[i].token, vocab - 1);
+        if (isnan(s->bias[i].bias))
+            return nmk_fail(e, "logit_bias: the bias of token %d is no number", s->bias[i].token);
+    }
+    return 0;
+}
+
+static bool adjusts(const nmk_sampler *s) {
+    return s->bias_count > 0 || s->presence_penalty != 0 || s->frequency_penalty != 0 ||
+           (s->repetition_penalty != 0 && s->repetition_penalty != 1);
+}
+
+static int sampler_flags(const nmk_sampler *s) {
+    int flags = NMK_COLUMN_SAMPLES | (adjusts(s) ? NMK_COLUMN_ADJUSTS : 0) | (s->logprobs ? NMK_COLUMN_LOGPROBS : 0);
+    if (s->temperature < coldest) return flags;
+    if (s->top_k > 0 && s->top_k < NMK_VOCAB) flags |= NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_K;
+    if (s->top_p > 0 && s->top_p < 1) flags |= NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_P;
+    return s->min_p > 0 ? flags | NMK_COLUMN_FILTERS : flags;
+}
+
+int nmk_engine_set_adjust(nmk_engine *g, int row, const nmk_sampler *s, const int32_t *prompt, int prompt_tokens,
+                          const int32_t *generated, int generated_tokens, nmk_err *e) {
+    if (!adjusts(s)) return 0;
+    nmk_adjust *table = xcalloc(NMK_VOCAB, sizeof *table);
+    for (int i = 0; i < s->bias_count; i++) table[s->bias[i].token].bias = s->bias[i].bias;
+    for (int i = 0; i < prompt_tokens; i++) table[prompt[i]].seen |= NMK_SEEN_PROMPT;
+    for (int i = 0; i < generated_tokens; i++) table[generated[i]].seen++;
+    uint64_t bytes = sizeof *table * NMK_VOCAB;
+    int rc = g->machine->calls->queue_write(g->machine, g->params.adjust + (uint64_t)row * bytes, table, bytes, e);
+    free(table);
+    return rc;
+}
+
+void nmk_engine_logprobs(const nmk_engine *g, uint64_t number, int column, const nmk_sampler *s, nmk_logprobs *l) {
+    const nmk_tops *from = &g->machine->tops[number % NMK_OUT_RING * NMK_COLUMNS + (uint64_t)column];
+    *l = (nmk_logprobs){.chosen = from->chosen, .count = s->logprobs - 1};
+    memcpy(l->id, from->id, sizeof l->id);
+    memcpy(l->logprob, from->logprob, sizeof l->logprob);
+}
+
 nmk_column nmk_column_idle(void) { return (nmk_column){.pos = -1}; }
 
 nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_t token, int pos, int remaining) {
-    /* What is colder is greedy: its noise is below the rounding of the logits, and logits divided by it may overflow. */
-    static const float coldest = 1e-6f;
     return (nmk_column){.token = token,
                         .pos = pos,
                         .base = pos,
                         .group = c,
                         .slot = slot,
-                        .flags = 1,
+                        .flags = sampler_flags(sampler),
                         .remaining = remaining,
                         .temperature = sampler->temperature < coldest ? 0 : sampler->temperature,
                         .seed_lo = (uint32_t)sampler->seed,
-                        .seed_hi = (uint32_t)(sampler->seed >> 32)};
+                        .seed_hi = (uint32_t)(sampler->seed >> 32),
+                        .top_k = sampler->top_k,
+                        .top_p = sampler->top_p,
+                        .min_p = sampler->min_p,
+                        .presence = sampler->presence_penalty,
+                        .frequency = sampler->frequency_penalty,
+                        .repetition = sampler->repetition_penalty != 0 ? sampler->repetition_penalty : 1};
 }
 
 int nmk_engine_set_columns(nmk_engine *g, const nmk_column column[NMK_COLUMNS], nmk_err *e) {
@@ -442,9 +553,7 @@ static int check_requests(const nmk_engine *g, const nmk_request *rq, int count,
                             rq[r].prompt_tokens, g->max_len);
         if (rq[r].max_tokens < 1)
             return nmk_fail(e, "prompt %d: max_tokens is %d, at least 1 is needed", r + 1, rq[r].max_tokens);
-        if (!(rq[r].sampler.temperature >= 0) || isinf(rq[r].sampler.temperature))
-            return nmk_fail(e, "prompt %d: temperature %g, expected 0 or more", r + 1,
-                            (double)rq[r].sampler.temperature);
+        if (nmk_sampler_check(&rq[r].sampler, g->vocab, e)) return nmk_fail_in(e, "prompt %d", r + 1);
         for (int i = 0; i < rq[r].prompt_tokens; i++)
             if (rq[r].prompt[i] < 0 || rq[r].prompt[i] >= g->vocab)
                 return nmk_fail(e, "prompt %d: token %d is not in 0 to %d", r + 1, rq[r].prompt[i], g->vocab - 1);
@@ -498,7 +607,7 @@ static int longest(const batch *b) {
 }
 
 /* One step's tokens to the requests that still run. */
-static int deliver(batch *b, const int32_t *out, nmk_err *e) {
+static int deliver(batch *b, uint64_t step, const int32_t *out, nmk_err *e) {
     nmk_engine *g = b->engine;
     for (int r = 0; r < b->count; r++) {
         nmk_request *rq = &b->rq[r];
@@ -511,7 +620,10 @@ static int deliver(batch *b, const int32_t *out, nmk_err *e) {
             rq->finish = NMK_FINISH_STOP;
         else if (rq->tokens == b->limit[r])
             rq->finish = NMK_FINISH_LENGTH;
-        if (b->on_token && b->on_token(b->user, r, token, NULL) && rq->finish == NMK_FINISH_NONE) {
+        nmk_logprobs logprobs;
+        if (rq->sampler.logprobs) nmk_engine_logprobs(g, step, r, &rq->sampler, &logprobs);
+        if (b->on_token && b->on_token(b->user, r, token, rq->sampler.logprobs ? &logprobs : NULL) &&
+            rq->finish == NMK_FINISH_NONE) {
             int32_t ended = -1; /* the machine stops the column too, a few steps later */
             uint64_t pos = g->params.control + offsetof(nmk_control, column) + sizeof(nmk_column) * (uint64_t)r +
                            offsetof(nmk_column, pos);
@@ -532,6 +644,7 @@ static int decode(batch *b, nmk_err *e) {
         const nmk_request *rq = &b->rq[r];
         int last = rq->prompt_tokens - 1;
         column[r] = nmk_column_decode(&rq->sampler, r, r, rq->prompt[last], last, b->limit[r]);
+        if (nmk_engine_set_adjust(g, r, &rq->sampler, rq->prompt, rq->prompt_tokens, NULL, 0, e)) return -1;
     }
     if (nmk_engine_set_columns(g, column, e)) return -1;
     uint64_t first = g->steps, number;
@@ -543,7 +656,8 @@ static int decode(batch *b, nmk_err *e) {
             queued++;
         }
         const int32_t *out;
-        if (nmk_engine_wait_step(g, first + (uint64_t)done, &out, e) || deliver(b, out, e)) return -1;
+        const uint64_t step = first + (uint64_t)done;
+        if (nmk_engine_wait_step(g, step, &out, e) || deliver(b, step, out, e)) return -1;
         g->stats.decode_steps++;
     }
     /* Steps queued past the end find no live column; they must be over before rows are given back. */

@@ -36,6 +36,11 @@ nmk_column nmk_column_idle(void); /* pos -1 */
 /* Column `c` goes on with `token` at `pos` of the row in `slot`, samples as asked, `remaining` times. */
 nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_t token, int pos, int remaining);
 
+/* What of a sampler the columns do not carry: the adjustments of a row's logits, where it asks for any, with the tokens
+ * that the row begins with.  Queued; for a column of that row that comes after. */
+int nmk_engine_set_adjust(nmk_engine *engine, int row, const nmk_sampler *sampler, const int32_t *prompt,
+                          int prompt_tokens, const int32_t *generated, int generated_tokens, nmk_err *e);
+
 /* Queued: the columns, or the whole control block, for the steps queued after it. */
 int nmk_engine_set_columns(nmk_engine *engine, const nmk_column column[NMK_COLUMNS], nmk_err *e);
 int nmk_engine_set_control(nmk_engine *engine, const nmk_control *control, nmk_err *e);
@@ -50,6 +55,10 @@ int nmk_engine_queue_step(nmk_engine *engine, int live, uint64_t *number, nmk_er
  * kernel's record, or an output that is not written or below -1) is described and cleared: counters, tickets and epoch
  * start again, queued steps are gone. */
 int nmk_engine_wait_step(nmk_engine *engine, uint64_t number, const int32_t **out, nmk_err *e);
+
+/* Of a step waited for and a column that asked for them, as long as its tokens are good. */
+void nmk_engine_logprobs(const nmk_engine *engine, uint64_t number, int column, const nmk_sampler *sampler,
+                         nmk_logprobs *logprobs);
 
 /* Sets columns (NULL: leaves them), runs one step, copies its tokens (out may be NULL). */
 int nmk_engine_step(nmk_engine *engine, const nmk_column *column, int32_t out[NMK_COLUMNS], nmk_err *e);

@@ -54,6 +54,10 @@ int nmk_flags_read(const nmk_flags *flags, int argc, char **argv,
         snprintf(name, sizeof name, "%.*s", length < sizeof name ? (int)length : (int)sizeof name - 1, argv[i]);
         int f = 0;
         while (f < flags->count && strcmp(name, flags->flag[f].name)) f++;
+        for (int r = 0; r < flags->refused_count; r++)
+            if (!strcmp(name, flags->refused[r].name))
+                return fprintf(stderr, "%s: %s is not a flag here: %s\n", flags->program, name, flags->refused[r].text),
+                       2;
         if (f == flags->count) return unknown_flag(flags, name);
         const nmk_flag *flag = &flags->flag[f];
         const char *value = equal ? equal + 1 : NULL;

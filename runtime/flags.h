@@ -17,6 +17,8 @@ typedef struct {
     const char *program;
     const nmk_flag *flag;
     int count;
+    const nmk_flag *refused; /* flags of programs alike that mean nothing here; text: what to do instead */
+    int refused_count;
 } nmk_flags;
 
 /* One line a flag, its text from column `width` + 3. */

@@ -1,7 +1,8 @@
 /* The GPU as a machine: one stream, one kernel, steps queued back to back.
  *
  * Owns: the context, the module, pinned memory.  A step is timed by an event after it: those of the last steps are a
- * ring.  So are the staging slots of queued writes, each with an event that is waited for before the slot's reuse. */
+ * ring.  So are the staging slots of queued writes, many small ones and a few large ones, each with an event that is
+ * waited for before the slot's reuse. */
 #include "machine.h"
 
 #include <assert.h>
@@ -17,10 +18,20 @@ enum {
     STEP_THREADS = 384,
     EVENTS = 65, /* the last 64 steps and the one before */
     STAGES = 32,
+    STAGE_BYTES = 4096,
+    LARGE_STAGES = 2, /* of NMK_QUEUED_BYTES */
     MOST_SOURCE = 64 << 20,
     POLL_NS = 20000,
     LOST_S = 60 /* a step that takes longer is given up; the kernel's own bound on waits is seconds */
 };
+
+typedef struct {
+    uint8_t *memory; /* pinned */
+    CUevent done[STAGES];
+    int slots;
+    size_t slot_bytes;
+    uint64_t used; /* ever */
+} staging;
 
 typedef struct {
     nmk_machine base;
@@ -30,13 +41,28 @@ typedef struct {
     CUfunction step;
     CUevent step_done[EVENTS];
     uint64_t steps; /* queued */
-    bool silent;    /* it does not answer: a call that waits for it may never return */
-    uint8_t *staging;
-    CUevent staged[STAGES];
-    uint64_t stages_used;
+    staging small, large;
+    bool silent; /* it does not answer: a call that waits for it may never return */
 } gpu_machine;
 
 static gpu_machine *of(nmk_machine *m) { return (gpu_machine *)m; }
+
+static int open_staging(staging *s, int slots, size_t slot_bytes, nmk_err *e) {
+    void *p;
+    s->slots = slots, s->slot_bytes = slot_bytes;
+    CU(e, cuMemHostAlloc(&p, (size_t)slots * slot_bytes, CU_MEMHOSTALLOC_PORTABLE));
+    s->memory = p;
+    for (int i = 0; i < slots; i++) CU(e, cuEventCreate(&s->done[i], CU_EVENT_DISABLE_TIMING));
+    return 0;
+out:
+    return -1;
+}
+
+static void close_staging(staging *s) {
+    for (int i = 0; i < s->slots; i++)
+        if (s->done[i]) nmk_cuda.cuEventDestroy(s->done[i]);
+    if (s->memory) nmk_cuda.cuMemFreeHost(s->memory);
+}
 
 static void gpu_close(nmk_machine *m) {
     gpu_machine *g = of(m);
@@ -45,10 +71,9 @@ static void gpu_close(nmk_machine *m) {
         if (g->stream) nmk_cuda.cuStreamSynchronize(g->stream);
         for (int i = 0; i < EVENTS; i++)
             if (g->step_done[i]) nmk_cuda.cuEventDestroy(g->step_done[i]);
-        for (int i = 0; i < STAGES; i++)
-            if (g->staged[i]) nmk_cuda.cuEventDestroy(g->staged[i]);
-        if (g->staging) nmk_cuda.cuMemFreeHost(g->staging);
+        close_staging(&g->small), close_staging(&g->large);
         if (m->out) nmk_cuda.cuMemFreeHost(m->out);
+        if (m->tops) nmk_cuda.cuMemFreeHost(m->tops);
         if (m->hang) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)m->hang);
         if (g->module) nmk_cuda.cuModuleUnload(g->module);
         if (g->stream) nmk_cuda.cuStreamDestroy(g->stream);
@@ -91,6 +116,7 @@ static int gpu_alloc(nmk_machine *m, uint64_t *address, uint64_t bytes, const ch
         nmk_cuda.cuMemFree(p);
         return -1;
     }
+    m->taken_bytes += bytes;
     *address = p;
     return 0;
 }
@@ -161,14 +187,15 @@ out:
 
 static int gpu_queue_write(nmk_machine *m, uint64_t dst, const void *src, uint64_t bytes, nmk_err *e) {
     gpu_machine *g = of(m);
-    assert(bytes <= NMK_QUEUED_BYTES);
-    int slot = (int)(g->stages_used % STAGES);
-    if (g->stages_used >= STAGES && wait_event(m, g->staged[slot], e)) return -1;
-    uint8_t *stage = g->staging + slot * NMK_QUEUED_BYTES;
+    staging *s = bytes <= STAGE_BYTES ? &g->small : &g->large;
+    assert(bytes <= s->slot_bytes);
+    int slot = (int)(s->used % (uint64_t)s->slots);
+    if (s->used >= (uint64_t)s->slots && wait_event(m, s->done[slot], e)) return -1;
+    uint8_t *stage = s->memory + (size_t)slot * s->slot_bytes;
     memcpy(stage, src, bytes);
     CU(e, cuMemcpyHtoDAsync(dst, stage, bytes, g->stream));
-    CU(e, cuEventRecord(g->staged[slot], g->stream));
-    g->stages_used++;
+    CU(e, cuEventRecord(s->done[slot], g->stream));
+    s->used++;
     return 0;
 out:
     return -1;
@@ -200,7 +227,7 @@ static int gpu_load_weights(nmk_machine *m, const nmk_checkpoint *checkpoint, ui
     nmk_weight_tables tables = nmk_model_tables();
     if (gpu_wait_all(m, e)) return -1;
     if (o->random_weights) return nmk_random_load_device(&tables, g->module, address, o->weights_seed, e);
-    return nmk_checkpoint_load_device(checkpoint, g->module, address, o->progress, o->progress_user, e);
+    return nmk_checkpoint_load_device(checkpoint, g->module, address, nmk_machine_progress, (void *)(uintptr_t)o, e);
 }
 
 static int gpu_random_kv(nmk_machine *m, uint64_t address, uint64_t bytes, uint64_t seed, nmk_err *e) {
@@ -237,6 +264,12 @@ out:
     return -1;
 }
 
+static void tell(const nmk_options *o, nmk_phase phase, uint64_t done) {
+    if (o->progress) o->progress(o->progress_user, phase, done, 1);
+}
+
+static void on_compile(void *options) { tell(options, NMK_PHASE_COMPILE, 0); }
+
 /* Loading refuses a cubin of a toolkit whose major version is newer than the driver's: that gets its own words. */
 static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = &g->base;
@@ -244,7 +277,9 @@ static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
                                .source = nmk_kernel_source,
                                .source_bytes = (size_t)(nmk_kernel_source_end - nmk_kernel_source),
                                .arch = nmk_target_arch,
-                               .allow_spills = o->allow_spills};
+                               .allow_spills = o->allow_spills,
+                               .on_compile = on_compile,
+                               .user = (void *)(uintptr_t)o};
     uint64_t start_ns = nmk_now_ns();
     char *text = NULL;
     if (o->kernel) {
@@ -254,6 +289,8 @@ static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
     int rc = nmk_jit_compile(&m->kernel, &request, e);
     free(text);
     if (rc) return -1;
+    tell(o, m->kernel.cached ? NMK_PHASE_CACHED : NMK_PHASE_COMPILE, 1);
+    tell(o, NMK_PHASE_LOAD, 0);
     CUresult r = nmk_cuda.cuModuleLoadData(&g->module, m->kernel.cubin);
     free(m->kernel.cubin), free(m->kernel.log);
     m->kernel.cubin = NULL, m->kernel.log = NULL;
@@ -275,6 +312,7 @@ static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
         return nmk_fail(e, "%s: a block of the kernel does not fit an SM (%d threads, %d bytes of shared memory)",
                         m->name, STEP_THREADS, NMK_SMEM_BYTES);
     m->kernel_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
+    tell(o, NMK_PHASE_LOAD, 1);
     return 0;
 out:
     return -1;
@@ -291,14 +329,20 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *o,
     }
     if (nmk_gpu_open(&g->gpu, index, &needs, e)) goto out;
     snprintf(m->name, sizeof m->name, "cuda:%d (%s)", index, g->gpu.name);
+    size_t free_bytes = 0, total = 0;
+    CU(e, cuMemGetInfo(&free_bytes, &total));
+    m->memory_bytes = total, m->sms = g->gpu.sms;
+    /* two transfers a clock */
+    m->nominal_bytes_per_s = 2e3 * g->gpu.memory_khz * (g->gpu.bus_bits / 8);
     CU(e, cuStreamCreate(&g->stream, CU_STREAM_NON_BLOCKING));
     for (int i = 0; i < EVENTS; i++) CU(e, cuEventCreate(&g->step_done[i], CU_EVENT_DEFAULT));
-    for (int i = 0; i < STAGES; i++) CU(e, cuEventCreate(&g->staged[i], CU_EVENT_DISABLE_TIMING));
+    if (open_staging(&g->small, STAGES, STAGE_BYTES, e) || open_staging(&g->large, LARGE_STAGES, NMK_QUEUED_BYTES, e))
+        goto out;
     void *p;
-    CU(e, cuMemHostAlloc(&p, (size_t)STAGES * NMK_QUEUED_BYTES, CU_MEMHOSTALLOC_PORTABLE));
-    g->staging = p;
     if (mapped(&p, &m->out_address, sizeof(int32_t) * NMK_OUT_RING * NMK_COLUMNS, e)) goto out;
     m->out = p;
+    if (mapped(&p, &m->tops_address, sizeof(nmk_tops) * NMK_OUT_RING * NMK_COLUMNS, e)) goto out;
+    m->tops = p;
     if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_HANGS, e)) goto out;
     m->hang = p;
     if (load_kernel(g, o, e)) goto out;

@@ -259,6 +259,7 @@ int nmk_jit_compile(nmk_jit_result *result, const nmk_jit_request *rq, nmk_err *
     if (*path && cache_read(path, key, &r)) {
         r.cached = true;
     } else {
+        if (rq->on_compile) rq->on_compile(rq->user);
         if (compile(&r, rq, options, count, e)) goto out;
         if (*path) cache_write(path, key, &r);
     }

@@ -17,7 +17,9 @@ typedef struct {
     size_t source_bytes;
     const char *arch; /* "sm_90a" */
     bool allow_spills;
-    bool no_cache; /* neither read nor write */
+    bool no_cache;                  /* neither read nor write */
+    void (*on_compile)(void *user); /* before what takes seconds; NULL is fine */
+    void *user;
 } nmk_jit_request;
 
 typedef struct {

@@ -13,7 +13,8 @@
 
 typedef struct nmk_machine nmk_machine;
 
-enum { NMK_QUEUED_BYTES = 4096 }; /* of one queued write, at most */
+/* Of one queued write, at most: a whole table of adjustments. */
+enum { NMK_QUEUED_BYTES = NMK_VOCAB * (int)sizeof(nmk_adjust) };
 
 struct nmk_machine {
     const struct nmk_machine_calls *calls;
@@ -21,10 +22,14 @@ struct nmk_machine {
     bool on_gpu;
     bool lost;                          /* nothing works any more: not even giving memory back */
     int most_ahead;                     /* steps worth queueing */
+    uint64_t memory_bytes, taken_bytes; /* in all; given out by alloc so far */
+    int sms;                            /* of the GPU */
+    double nominal_bytes_per_s;         /* likewise; 0: not known */
     int32_t *out;                       /* [NMK_OUT_RING][NMK_COLUMNS], readable by the host while steps run */
+    nmk_tops *tops;                     /* [NMK_OUT_RING][NMK_COLUMNS], likewise */
     volatile nmk_hang *hang;            /* [NMK_HANGS], likewise */
-    uint64_t out_address, hang_address; /* of the two, for nmk_params */
-    nmk_jit_result kernel;              /* of the GPU: resources; log and cubin already freed */
+    uint64_t out_address, tops_address, hang_address; /* of the three, for nmk_params */
+    nmk_jit_result kernel;                            /* of the GPU: resources; log and cubin already freed */
     double kernel_seconds;
 };
 
@@ -50,6 +55,9 @@ struct nmk_machine_calls {
     int (*load_weights)(nmk_machine *, const nmk_checkpoint *, uint64_t address, const nmk_options *, nmk_err *);
     int (*random_kv)(nmk_machine *, uint64_t address, uint64_t bytes, uint64_t seed, nmk_err *);
 };
+
+/* An nmk_progress of a machine's load_weights: user is the nmk_options. */
+void nmk_machine_progress(void *options, uint64_t done, uint64_t total);
 
 int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *options, nmk_err *e);
 int nmk_cpu_machine_open(nmk_machine **machine, const nmk_options *options, nmk_err *e);

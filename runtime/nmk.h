@@ -17,6 +17,14 @@ extern const int nmk_rows; /* those that this model's does */
 
 typedef struct nmk_engine nmk_engine;
 
+/* What opening an engine is busy with. */
+typedef enum {
+    NMK_PHASE_COMPILE, /* NVRTC compiles the kernel */
+    NMK_PHASE_CACHED,  /* it did so at an earlier start */
+    NMK_PHASE_LOAD,    /* the kernel, onto the GPU */
+    NMK_PHASE_WEIGHTS
+} nmk_phase;
+
 /* Zeroed is: automatic device, everything else as generated. */
 typedef struct {
     const char *checkpoint; /* folder with config.json and safetensors; may be NULL with random_weights */
@@ -24,14 +32,18 @@ typedef struct {
     bool random_weights;    /* instead of the checkpoint's */
     uint64_t weights_seed;
     int max_len;        /* tokens a sequence may have, prompt included; 0: what the model allows, at most 256 Ki */
-    uint64_t kv_bytes;  /* most memory for keys and values; 0: what nmk_rows sequences need, within free memory */
+    uint64_t kv_bytes;  /* most memory for keys and values; 0: what nmk_rows sequences need, within memory_share */
     int cpu_threads;    /* of the CPU machine; 0: one per core, at most 16 */
     int ring_stages;    /* depth of the weight ring, at most as generated; 0: as generated */
     int in_flight;      /* ring stages on their way at once; 0: as generated for the number of rows */
     int steps_ahead;    /* steps queued before the host has read their tokens; 0: 8 */
     bool allow_spills;  /* run a kernel that spills registers */
     const char *kernel; /* CUDA file to compile instead of the kernel built in, for trying changes; NULL: built in */
-    void (*progress)(void *user, uint64_t done, uint64_t total); /* bytes of weights, while opening; may be NULL */
+    /* Above 0 to 1, of the machine's memory: what weights, keys, values and buffers may take together.  0: 0.9 of a
+     * GPU's; on the CPU the weights may take all, keys and values half of what is free. */
+    double memory_share;
+    /* While opening, on its thread; may be NULL.  done of total bytes of NMK_PHASE_WEIGHTS; 0 or 1 of 1 elsewhere. */
+    void (*progress)(void *user, nmk_phase phase, uint64_t done, uint64_t total);
     void *progress_user;
 } nmk_options;
 
@@ -58,17 +70,20 @@ enum { NMK_TOP_LOGPROBS = 20 }; /* most alternatives to a token */
  * after division by the temperature count as equal and stay or go together.  Zeroed: greedy,
  * everything off. */
 typedef struct {
-    float temperature; /* 0: greedy; top_k, top_p and min_p then change nothing */
-    uint64_t seed;     /* same seed, same text, whatever else is in the batch */
-    int top_k;         /* 0: all */
-    float top_p;       /* 0 or 1: all */
-    float min_p;       /* least probability, in units of the most likely token's; 0: all */
+    float temperature;                         /* 0: greedy; top_k, top_p and min_p then change nothing */
+    uint64_t seed;                             /* same seed, same text, whatever else is in the batch */
+    int top_k;                                 /* 0: all */
+    float top_p;                               /* 0 or 1: all */
+    float min_p;                               /* least probability, in units of the most likely token's; 0: all */
     float presence_penalty, frequency_penalty; /* of tokens generated; 0: off */
     float repetition_penalty;                  /* of tokens in the prompt or generated; 0 or 1: off */
     const nmk_bias *bias;                      /* added to logits; each token once */
     int bias_count;
     int logprobs; /* 0: none; n: of the token given and of the n - 1 most likely ones, n at most NMK_TOP_LOGPROBS + 1 */
 } nmk_sampler;
+
+/* Whether a sampler is one: ranges, and tokens below vocab. */
+int nmk_sampler_check(const nmk_sampler *sampler, int vocab, nmk_err *e);
 
 /* Log-probabilities by the model alone: before bias, penalties and temperature. */
 typedef struct {
@@ -104,7 +119,13 @@ typedef struct {
     bool on_gpu;
     int max_len, vocab;
     int stop_ids[16], stop_count;
-    uint64_t weight_bytes, kv_bytes;
+    int layers, experts, experts_per_token;
+    uint64_t weight_bytes, kv_bytes, other_bytes; /* other: activations, tables, task lists, control */
+    uint64_t memory_bytes, free_bytes;            /* of the machine: in all, left after opening */
+    int kv_pages[2], kv_page_tokens;              /* full, sliding layers */
+    int sms;                                      /* of the GPU */
+    double nominal_bytes_per_s; /* of the GPU's memory, by clock and width; 0: the driver does not say */
+    int nvrtc_major, nvrtc_minor;
     double open_seconds, weights_seconds,
         kernel_seconds; /* kernel: compiling or reading it from the cache, and loading */
     bool kernel_cached;
@@ -116,5 +137,9 @@ typedef struct {
 } nmk_stats;
 
 void nmk_engine_stats(const nmk_engine *engine, nmk_stats *stats);
+
+/* Bytes that a step streams which decodes `rows` rows of `context` tokens, each byte once, if routing is uniform: what
+ * bounds its speed.  1 <= rows <= nmk_rows. */
+uint64_t nmk_step_bytes(int rows, int context);
 
 #endif

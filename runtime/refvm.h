@@ -30,6 +30,8 @@ struct nmk_vm {
     const int32_t *table_full, *table_sliding; /* [slot][table_stride] page ids, by position / 64 */
     int table_stride;
     const float *rope;          /* [position][head_dim / 2] pairs cos, sin */
+    struct nmk_adjust *adjust;  /* [slot][vocab] */
+    struct nmk_tops *tops;      /* [columns], of those that ask for log-probabilities */
     int32_t *out;               /* [columns]: the token that this step sampled, or -1 */
     uint32_t *counters;         /* [NMK_COUNTERS][NMK_COUNTER_WORDS], zero before the first step and only growing */
     int epoch;                  /* 1, 2, ...: one more at every step */

@@ -14,6 +14,7 @@
 #include "abi.h"
 #include "flags.h"
 #include "nmk.h"
+#include "progress.h"
 #include "tokenizer.h"
 #include "util.h"
 
@@ -66,7 +67,7 @@ static const nmk_flag table[] = {
     {"--version", NULL, "print which model this program runs"},
 };
 
-static const nmk_flags flags = {"nmk-run", table, sizeof table / sizeof *table};
+static const nmk_flags flags = {.program = "nmk-run", .flag = table, .count = sizeof table / sizeof *table};
 
 static void usage(FILE *f) {
     fprintf(f, "usage: nmk-run --checkpoint DIR --prompt TEXT [flags]     (model %s, up to %d prompts)\n",
@@ -235,13 +236,9 @@ static void finish_output(output *o, int count) {
     }
 }
 
-static void on_progress(void *user, uint64_t done, uint64_t total) {
+static void on_line(void *user, const char *line) {
     (void)user;
-    static int last = -1;
-    int percent = total ? (int)(done * 100 / total) : 100;
-    if (percent == last) return;
-    last = percent;
-    fprintf(stderr, "\rweights: %3d%% of %.1f GiB%s", percent, (double)total / 0x1p30, done == total ? "\n" : "");
+    fprintf(stderr, "nmk-run: %s\n", line);
 }
 
 static double rate(int count, double seconds) { return seconds > 0 ? count / seconds : 0; }
@@ -301,8 +298,11 @@ static int run(settings *s, nmk_err *e) {
     s->options.max_len = (int)room;
     s->options.cpu_threads = (int)s->threads;
     s->options.ring_stages = (int)s->ring_stages, s->options.in_flight = (int)s->in_flight;
-    if (isatty(STDERR_FILENO)) s->options.progress = on_progress;
-    if (nmk_engine_open(&engine, &s->options, e)) goto out;
+    nmk_bar bar = {.terminal = isatty(STDERR_FILENO) ? stderr : NULL, .say = on_line};
+    s->options.progress = nmk_bar_show, s->options.progress_user = &bar;
+    int opened = nmk_engine_open(&engine, &s->options, e);
+    nmk_bar_end(&bar);
+    if (opened) goto out;
     nmk_engine_stats(engine, &stats);
     output o = {.s = s, .tokenizer = tokenizer, .stats = &stats, .stream = s->prompts == 1};
     signal(SIGINT, on_interrupt);

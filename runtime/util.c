@@ -140,6 +140,19 @@ out:
     return rc;
 }
 
+uint64_t nmk_resident_bytes(uint64_t *most) {
+    char line[128];
+    unsigned long long now_kib = 0, most_kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        sscanf(line, "VmHWM: %llu", &most_kib);
+        sscanf(line, "VmRSS: %llu", &now_kib);
+    }
+    if (f) fclose(f);
+    if (most) *most = (uint64_t)most_kib * 1024;
+    return (uint64_t)now_kib * 1024;
+}
+
 uint64_t nmk_now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

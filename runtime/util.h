@@ -35,6 +35,9 @@ void nmk_buf_free(nmk_buf *b); /* leaves it empty */
 /* The whole file, NUL-terminated; the caller frees.  0, or -1 with the path and the reason. */
 int nmk_file_read(char **data, size_t *bytes, const char *path, size_t max_bytes, nmk_err *e);
 
+/* Memory of this process that is in RAM now, and the most that ever was; 0: the system does not say. */
+uint64_t nmk_resident_bytes(uint64_t *most);
+
 /* Nanoseconds of a clock that never goes back. */
 uint64_t nmk_now_ns(void);
 

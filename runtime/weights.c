@@ -639,6 +639,7 @@ int nmk_checkpoint_load_host(const nmk_checkpoint *c, void *arena, nmk_progress 
     int rc = -1;
     uint64_t done = 0;
     walk w = {.c = c};
+    if (progress) progress(user, 0, c->bytes);
     while (next_batch(&w, arena)) {
         for (size_t i = 0; i < w.count; i++) {
             piece *p = &w.pieces[i];
@@ -695,6 +696,7 @@ int nmk_checkpoint_load_device(const nmk_checkpoint *c, CUmodule module, CUdevic
         CU(e, cuMemHostAlloc(&host[i], BATCH_BYTES, 0));
         CU(e, cuMemAlloc(&staging[i], BATCH_BYTES));
     }
+    if (progress) progress(user, 0, c->bytes);
     for (int slot = 0; next_batch(&w, host[slot]); slot = (slot + 1) % SLOTS) {
         /* An event that was never recorded counts as done. */
         CU(e, cuEventSynchronize(copied[slot]));

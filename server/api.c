@@ -9,7 +9,9 @@
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
+#include <xxhash.h>
 
+#include "log.h"
 #include "metrics.h"
 #include "parse.h"
 #include "stop.h"
@@ -32,9 +34,19 @@ struct choice {
     nmk_parser *parser;
     nmk_stop *stop;
     int32_t held; /* a stop id that may be the last token; -1: none */
-    int tokens;
-    uint64_t last_ns; /* of the newest token */
+    int tokens, cached;
+    uint64_t queued_ns, started_ns, first_ns, last_ns; /* of waiting, the row, the first and the newest token */
     nmk_reply_choice *said;
+
+    /* Bytes of the answer that went into the stop strings' sieve and came out of it; characters that went in. */
+    uint64_t in, out;
+    size_t characters;
+    /* Tokens with their log-probabilities, if asked for: those from `sent` on have not gone out.  One may go when `out`
+     * has reached its end, which lies beyond `in` for one that ends within a character. */
+    nmk_logprob *likely;
+    uint64_t *end;
+    int likely_count, likely_capacity, sent;
+    nmk_utf8 tail; /* of the newest token */
 };
 
 struct job {
@@ -42,6 +54,7 @@ struct job {
     int refs;
     nmk_body body;
     nmk_buf text; /* the request's body */
+    int key;      /* which of the keys it came with, or -1 */
     uint64_t arrived_ns;
     nmk_http_response *r; /* NULL: answered, or nobody is there */
     job *next;            /* for the worker */
@@ -64,11 +77,13 @@ struct job {
     int reasoning_tokens;
 };
 
-typedef enum { TOKEN, END } event_kind;
+typedef enum { START, TOKEN, END } event_kind;
 typedef struct {
     choice *choice;
     event_kind kind;
+    int cached;
     int32_t token;
+    nmk_logprobs *logprobs; /* owned; NULL: none */
     nmk_batch_end end;
     char *message; /* owned; NULL: none */
     uint64_t ns;
@@ -85,7 +100,12 @@ struct nmk_api {
 
     choice *queue, **queue_tail; /* not given to the batch yet */
     int queued, submitted;
+    uint64_t *turn, turns; /* of each key, from -1: the turn it had last; how many there were */
+    int turn_count;
+    uint64_t secret;        /* so that nobody can make two salts alike */
+    uint64_t salts;         /* made so far of requests that share nothing */
     uint64_t busy_since_ms; /* when the first of those that run now was submitted */
+    bool stalled;           /* as /health saw it last */
 
     pthread_t worker;
     bool has_worker;
@@ -123,6 +143,7 @@ static void unref(job *j) {
         nmk_parser_free(j->choice[i].parser);
         nmk_stop_free(j->choice[i].stop);
         nmk_reply_choice_free(&j->said[i]);
+        free(j->choice[i].likely), free(j->choice[i].end);
     }
     for (int i = 0; i < j->prompt_count; i++) nmk_ids_free(&j->prompt[i]);
     free(j->prompt), free(j->max_tokens), free(j->choice), free(j->said);
@@ -144,8 +165,65 @@ static void respond(job *j, const nmk_buf *body) {
     if (r) nmk_http_respond(r, 200, "application/json", body->data, body->length);
 }
 
+/* ---------------------------------------------------------------- the log */
+
+static double ms_since(uint64_t from_ns, uint64_t to_ns) {
+    return to_ns > from_ns ? 1e-6 * (double)(to_ns - from_ns) : 0;
+}
+
+/* Messages stay out: they may quote what the client sent. */
+static void log_error(uint64_t id, const nmk_api_error *e) {
+    nmk_log_line l;
+    nmk_log_begin(&l, e->status < 500 ? NMK_LOG_WARNING : NMK_LOG_ERROR,
+                  e->status < 500 ? "request refused" : "request failed");
+    nmk_log_int(&l, "id", (int64_t)id);
+    nmk_log_int(&l, "status", e->status);
+    nmk_log_text(&l, "code", e->code);
+    nmk_log_text(&l, "param", *e->param ? e->param : NULL);
+    nmk_log_end(&l);
+}
+
+/* The engine's own words: they name tasks and tensors, never texts. */
+static void log_engine(const char *message) {
+    nmk_log_line l;
+    nmk_log_begin(&l, NMK_LOG_ERROR, "engine failed");
+    nmk_log_text(&l, "reason", message ? message : "no reason given");
+    nmk_log_end(&l);
+}
+
+static void log_stall(bool stalled, const nmk_batch_stats *s, int queued, uint64_t still_ms) {
+    nmk_log_line l;
+    nmk_log_begin(&l, stalled ? NMK_LOG_ERROR : NMK_LOG_WARNING, stalled ? "no progress" : "steps end again");
+    nmk_log_int(&l, "running", s->running);
+    nmk_log_int(&l, "waiting", s->waiting + queued);
+    nmk_log_int(&l, "last_step_ms_ago", (int64_t)still_ms);
+    nmk_log_end(&l);
+}
+
+/* A request that generated, and ended well or by its client. */
+static void log_job(const job *j, const nmk_usage *usage, const char *message, int status, const char *finish) {
+    nmk_log_line l;
+    uint64_t first_ns = 0, now_ns = nmk_now_ns();
+    for (int i = 0; i < j->choice_count; i++) {
+        uint64_t ns = j->choice[i].first_ns;
+        if (ns && (!first_ns || ns < first_ns)) first_ns = ns;
+    }
+    nmk_log_begin(&l, j->api->o.quiet ? NMK_LOG_DEBUG : NMK_LOG_INFO, message);
+    nmk_log_int(&l, "id", (int64_t)nmk_http_id(j->r));
+    nmk_log_text(&l, "endpoint", nmk_api_routes[j->body == NMK_BODY_CHAT ? CHAT : COMPLETIONS].path);
+    nmk_log_int(&l, "status", status);
+    nmk_log_text(&l, "finish", finish);
+    nmk_log_int(&l, "prompt_tokens", usage->prompt_tokens);
+    nmk_log_int(&l, "cached_tokens", usage->cached_tokens);
+    nmk_log_int(&l, "tokens", usage->completion_tokens);
+    if (first_ns) nmk_log_number(&l, "ttft_ms", ms_since(j->arrived_ns, first_ns));
+    nmk_log_number(&l, "duration_ms", ms_since(j->arrived_ns, now_ns));
+    nmk_log_end(&l);
+}
+
 static void respond_error(nmk_http_response *r, const nmk_api_error *e) {
     nmk_buf body = {0};
+    log_error(nmk_http_id(r), e);
     if (e->status == 503) nmk_http_add_field(r, "Retry-After", "1");
     nmk_reply_error(e, &body);
     nmk_http_respond(r, e->status, "application/json", body.data, body.length);
@@ -158,32 +236,6 @@ static void send_out(job *j) {
 }
 
 /* ---------------------------------------------------------------- the worker: from bytes to tokens */
-
-/* What the device cannot do yet; those that change nothing pass, as all do that only matter to sampling when there is
- * none. */
-static int check_sampling(const nmk_api_request *q, nmk_api_error *e) {
-    const nmk_sampling *s = &q->sampling;
-    const bool greedy = s->temperature == 0;
-    const struct {
-        const char *name;
-        bool used;
-    } asked[] = {
-        {"top_p", !greedy && s->top_p != 1},
-        {"top_k", !greedy && s->top_k != 0},
-        {"min_p", !greedy && s->min_p != 0},
-        {"presence_penalty", s->presence_penalty != 0},
-        {"frequency_penalty", s->frequency_penalty != 0},
-        {"repetition_penalty", s->repetition_penalty != 1},
-        {"logit_bias", s->bias_count > 0},
-        {"logprobs", s->logprobs >= 0},
-    };
-    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
-        if (asked[i].used)
-            return nmk_api_fail(e, 400, asked[i].name, "unsupported_parameter",
-                                "Unsupported parameter: '%s': this server cannot do it yet. Leave it out.",
-                                asked[i].name);
-    return 0;
-}
 
 static int check_model(const nmk_api *api, const nmk_api_request *q, nmk_api_error *e) {
     if (!q->model) return 0;
@@ -270,7 +322,7 @@ static int prepare(job *j) {
         nmk_reply_tokenize(api->o.tokenizer, &j->prompt[0], q->token_strings, api->o.max_len, &j->answer);
         return 0;
     }
-    if (check_sampling(q, &j->error) || encode_prompts(j)) return -1;
+    if (encode_prompts(j)) return -1;
     j->max_tokens = xcalloc((size_t)j->prompt_count, sizeof *j->max_tokens);
     for (int i = 0; i < j->prompt_count; i++) {
         j->max_tokens[i] = nmk_request_fit(q, j->prompt[i].count, api->o.max_len, &j->error);
@@ -302,20 +354,60 @@ static void *work(void *ctx) {
 
 /* ---------------------------------------------------------------- what the model says */
 
+/* The tokens that may go out, all or those whose text has, go with the chunk that comes next. */
+static void attach(choice *c, bool all) {
+    int n = 0;
+    while (c->sent + n < c->likely_count && (all || c->end[c->sent + n] <= c->out)) n++;
+    if (n) nmk_stream_logprobs(&c->job->stream, c->likely + c->sent, n);
+    c->sent += n;
+}
+
+/* The newest token's text is in. */
+static void set_end(choice *c) {
+    if (c->sent < c->likely_count) c->end[c->likely_count - 1] = c->in + (c->tail.count > 0);
+}
+
+/* Before a chunk that is no answer: tokens before the newest one have all their text by now. */
+static void attach_rest(choice *c) {
+    for (int i = c->sent; i < c->likely_count - 1; i++)
+        if (c->end[i] > c->in) c->end[i] = c->in;
+    attach(c, false);
+}
+
 static void say_text(choice *c, const char *text, size_t bytes) {
     job *j = c->job;
     if (!bytes) return;
-    if (j->q.stream)
-        nmk_stream_content(&j->stream, c->index, text, bytes, NULL, 0, &j->out);
-    else
+    if (!j->q.stream) {
         nmk_buf_add(&c->said->content, text, bytes);
+        return;
+    }
+    attach(c, false);
+    nmk_stream_content(&j->stream, c->index, text, bytes, &j->out);
+}
+
+static size_t characters(const char *text, size_t bytes) {
+    size_t n = 0;
+    for (size_t i = 0; i < bytes; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return n;
 }
 
 /* Text of the answer: stop strings act on it, and on nothing else. */
 static void answer(choice *c, const char *text, size_t bytes) {
     nmk_buf *scratch = &c->job->api->scratch;
     scratch->length = 0;
+    c->in += bytes, c->characters += characters(text, bytes);
+    set_end(c);
     c->met = nmk_stop_add(c->stop, text, bytes, c->tokens >= c->job->q.sampling.min_tokens, scratch);
+    c->out += scratch->length;
+    say_text(c, scratch->data, scratch->length);
+}
+
+/* The text ended without a stop string. */
+static void answer_ends(choice *c) {
+    nmk_buf *scratch = &c->job->api->scratch;
+    scratch->length = 0;
+    nmk_stop_end(c->stop, scratch);
+    c->out += scratch->length;
     say_text(c, scratch->data, scratch->length);
 }
 
@@ -325,38 +417,73 @@ static void on_said(void *user, const nmk_said *said) {
     bool stream = j->q.stream;
     if (c->met) return;
     switch (said->kind) {
-    case NMK_SAID_ANSWER: answer(c, said->text, said->bytes); break;
+    case NMK_SAID_ANSWER: answer(c, said->text, said->bytes); return;
     case NMK_SAID_REASONING:
-        if (!j->q.include_reasoning) break;
-        if (stream)
-            nmk_stream_reasoning(&j->stream, c->index, said->text, said->bytes, &j->out);
-        else
+        if (!j->q.include_reasoning) return;
+        if (!stream) {
             nmk_buf_add(&c->said->reasoning, said->text, said->bytes);
-        break;
+            return;
+        }
+        attach_rest(c);
+        nmk_stream_reasoning(&j->stream, c->index, said->text, said->bytes, &j->out);
+        return;
     case NMK_SAID_CALL:
-        if (stream)
-            nmk_stream_call(&j->stream, c->index, said->call, said->id, said->name, &j->out);
-        else
+        answer_ends(c); /* no stop string goes on behind a call */
+        if (!stream) {
             nmk_reply_choice_call(c->said, said->id, said->name);
-        break;
+            return;
+        }
+        attach_rest(c);
+        nmk_stream_call(&j->stream, c->index, said->call, said->id, said->name, &j->out);
+        return;
     case NMK_SAID_ARGUMENTS:
-        if (stream)
-            nmk_stream_arguments(&j->stream, c->index, said->call, said->text, said->bytes, &j->out);
-        else
+        if (!stream) {
             nmk_reply_choice_arguments(c->said, said->text, said->bytes);
-        break;
-    case NMK_SAID_CALL_END: break;
+            return;
+        }
+        attach_rest(c);
+        nmk_stream_arguments(&j->stream, c->index, said->call, said->text, said->bytes, &j->out);
+        return;
+    case NMK_SAID_CALL_END: return;
     }
 }
 
+/* The newest token's text, and its log-probabilities away again if they would tell what is hidden. */
 static void feed(choice *c, int32_t token) {
+    const nmk_api_request *q = &c->job->q;
+    const nmk_tokenizer *t = c->job->api->o.tokenizer;
+    if (q->sampling.logprobs >= 0 && t && !nmk_tokenizer_is_special(t, token)) {
+        nmk_buf *scratch = &c->job->api->scratch;
+        size_t bytes = 0;
+        const char *raw = nmk_tokenizer_token(t, token, &bytes);
+        scratch->length = 0;
+        nmk_utf8_add(&c->tail, raw ? raw : "", bytes, scratch);
+    }
+    set_end(c);
     if (c->parser) {
-        nmk_parser_add(c->parser, token);
+        nmk_block block = nmk_parser_add(c->parser, token);
+        if (block == NMK_BLOCK_REASONING && !q->include_reasoning && c->sent < c->likely_count) c->likely_count--;
         return;
     }
     char text[16];
     int n = snprintf(text, sizeof text, "%d ", token);
     answer(c, text, (size_t)n);
+}
+
+/* Keeps a token's log-probabilities until its text goes out. */
+static void keep_likely(choice *c, int32_t token, const nmk_logprobs *likely) {
+    const int most = c->job->q.sampling.logprobs;
+    if (!likely || most < 0) return;
+    if (c->job->q.stream && c->sent == c->likely_count) c->sent = c->likely_count = 0;
+    if (c->likely_count == c->likely_capacity) {
+        c->likely_capacity = c->likely_capacity ? c->likely_capacity * 2 : 16;
+        c->likely = xrealloc(c->likely, (size_t)c->likely_capacity * sizeof *c->likely);
+        c->end = xrealloc(c->end, (size_t)c->likely_capacity * sizeof *c->end);
+    }
+    nmk_logprob *l = &c->likely[c->likely_count];
+    *l = (nmk_logprob){.token = token, .text_offset = c->characters, .likely = *likely};
+    if (l->likely.count > most) l->likely.count = most;
+    c->end[c->likely_count++] = UINT64_MAX;
 }
 
 /* ---------------------------------------------------------------- the end of an answer */
@@ -393,6 +520,7 @@ static void drop_choices(job *j, nmk_end_kind kind) {
 static void fail_job(job *j, nmk_end_kind kind, const nmk_api_error *e) {
     nmk_http_response *r = take_response(j);
     if (r && nmk_http_streaming(r)) {
+        log_error(nmk_http_id(r), e);
         nmk_stream_fail(&j->stream, e, &j->out);
         nmk_http_send(r, j->out.data, j->out.length);
         nmk_http_finish(r);
@@ -402,11 +530,21 @@ static void fail_job(job *j, nmk_end_kind kind, const nmk_api_error *e) {
     drop_choices(j, kind);
 }
 
-static void finish_job(job *j) {
+static nmk_usage usage_of(const job *j) {
     nmk_usage usage = {.reasoning_tokens = j->reasoning_tokens};
-    for (int i = 0; i < j->prompt_count; i++) usage.prompt_tokens += (int)j->prompt[i].count;
+    for (int i = 0; i < j->prompt_count; i++) {
+        usage.prompt_tokens += (int)j->prompt[i].count;
+        usage.cached_tokens += j->choice[i * j->q.sampling.n].cached; /* further answers find what the first one left */
+    }
     for (int i = 0; i < j->choice_count; i++) usage.completion_tokens += j->choice[i].tokens;
+    return usage;
+}
+
+static void finish_job(job *j) {
+    static const char *const finish[] = {NULL, "stop", "length", "tool_calls", "content_filter"};
+    nmk_usage usage = usage_of(j);
     if (!j->r) return;
+    log_job(j, &usage, "request finished", 200, finish[j->said[0].ended]);
     if (j->q.stream) {
         nmk_stream_close(&j->stream, j->q.include_usage ? &usage : NULL, &j->out);
         send_out(j);
@@ -417,26 +555,44 @@ static void finish_job(job *j) {
     respond(j, &j->out);
 }
 
+static double seconds(uint64_t from_ns, uint64_t to_ns) {
+    return to_ns > from_ns ? 1e-9 * (double)(to_ns - from_ns) : 0;
+}
+
+/* A choice that ended well. */
+static void measure(const choice *c) {
+    nmk_metrics *m = &c->job->api->metrics;
+    nmk_metric_add(&m->tokens, NMK_METRIC_TOKENS, c->tokens);
+    nmk_metric_add(&m->whole, NMK_METRIC_LATENCY, seconds(c->job->arrived_ns, nmk_now_ns()));
+    if (!c->started_ns || !c->tokens) return;
+    double decode = seconds(c->first_ns, c->last_ns);
+    nmk_metric_add(&m->prefill, NMK_METRIC_LATENCY, seconds(c->started_ns, c->first_ns));
+    nmk_metric_add(&m->decode, NMK_METRIC_LATENCY, decode);
+    nmk_metric_add(&m->inference, NMK_METRIC_LATENCY, seconds(c->started_ns, c->last_ns));
+    if (c->tokens > 1) nmk_metric_add(&m->token_mean, NMK_METRIC_TOKEN_TIME, decode / (c->tokens - 1));
+}
+
 /* cut: by max_tokens. */
 static void complete(choice *c, bool cut) {
     job *j = c->job;
     nmk_api *api = j->api;
     nmk_metrics *m = &api->metrics;
     if (c->parser) nmk_parser_end(c->parser); /* says what it held back, unless a stop string is met */
-    if (!c->met) {
-        api->scratch.length = 0;
-        nmk_stop_end(c->stop, &api->scratch);
-        say_text(c, api->scratch.data, api->scratch.length);
-    }
+    if (!c->met) answer_ends(c);
     cut = cut && !c->met;
     nmk_ended ended = c->parser ? nmk_parser_ended(c->parser, cut) : cut ? NMK_ENDED_LENGTH : NMK_ENDED_STOP;
     if (c->parser) j->reasoning_tokens += nmk_parser_reasoning_tokens(c->parser);
     c->said->ended = ended;
-    if (j->q.stream) nmk_stream_finish(&j->stream, c->index, ended, NULL, 0, &j->out);
+    if (j->q.stream) {
+        attach(c, true);
+        nmk_stream_finish(&j->stream, c->index, ended, &j->out);
+    } else if (j->q.sampling.logprobs >= 0) {
+        static const nmk_logprob none;
+        c->said->logprob = c->likely ? c->likely : &none, c->said->logprob_count = c->likely_count;
+    }
     c->done = true;
     m->ended[cut ? NMK_END_LENGTH : NMK_END_STOP]++;
-    nmk_metric_add(&m->tokens, NMK_METRIC_TOKENS, c->tokens);
-    nmk_metric_add(&m->whole, NMK_METRIC_LATENCY, 1e-9 * (double)(nmk_now_ns() - j->arrived_ns));
+    measure(c);
     if (--j->open == 0)
         finish_job(j);
     else
@@ -458,9 +614,14 @@ static void post_event(choice *c, event e) {
     nmk_http_wake(api->http);
 }
 
+static void on_start(void *user, int cached_tokens) {
+    post_event(user, (event){.kind = START, .cached = cached_tokens});
+}
+
 static void on_token(void *user, int32_t token, const nmk_logprobs *logprobs) {
-    (void)logprobs;
-    post_event(user, (event){.kind = TOKEN, .token = token});
+    event e = {.kind = TOKEN, .token = token};
+    if (logprobs) e.logprobs = memcpy(xmalloc(sizeof *logprobs), logprobs, sizeof *logprobs);
+    post_event(user, e);
 }
 
 static void on_end(void *user, nmk_batch_end end, const char *message) {
@@ -479,17 +640,26 @@ static bool is_stop(const choice *c, int32_t token) {
     return false;
 }
 
-static void take_token(choice *c, int32_t token, uint64_t ns) {
+static void take_start(choice *c, int cached, uint64_t ns) {
+    if (c->done) return;
+    c->cached = cached, c->started_ns = ns;
+    nmk_metric_add(&c->job->api->metrics.queue, NMK_METRIC_LATENCY, seconds(c->queued_ns, ns));
+}
+
+static void take_token(choice *c, int32_t token, const nmk_logprobs *logprobs, uint64_t ns) {
     nmk_metrics *m = &c->job->api->metrics;
     if (c->done) return;
-    if (c->tokens)
-        nmk_metric_add(&m->between_tokens, NMK_METRIC_TOKEN_TIME, 1e-9 * (double)(ns - c->last_ns));
-    else
-        nmk_metric_add(&m->first_token, NMK_METRIC_LATENCY, 1e-9 * (double)(ns - c->job->arrived_ns));
+    if (c->tokens) {
+        nmk_metric_add(&m->between_tokens, NMK_METRIC_TOKEN_TIME, seconds(c->last_ns, ns));
+    } else {
+        nmk_metric_add(&m->first_token, NMK_METRIC_LATENCY, seconds(c->job->arrived_ns, ns));
+        c->first_ns = ns;
+    }
     c->last_ns = ns;
     if (c->held >= 0) feed(c, c->held);
     c->held = -1;
     c->tokens++;
+    keep_likely(c, token, logprobs);
     if (!c->met && is_stop(c, token))
         c->held = token; /* text only if something follows: then it came before min_tokens */
     else if (!c->met)
@@ -523,7 +693,7 @@ static void take_end(choice *c, nmk_batch_end end, const char *message) {
         case NMK_BATCH_FAILED:
             nmk_api_fail(&e, 500, NULL, "engine_failed", "The engine failed: %s",
                          message ? message : "no reason given");
-            fprintf(stderr, "nmk-serve: a request failed: %s\n", message ? message : "no reason given");
+            log_engine(message);
             fail_job(j, NMK_END_ERROR, &e);
             break;
         }
@@ -539,16 +709,45 @@ static void on_wake(void *ctx) {
     api->events = NULL, api->event_count = api->event_capacity = 0;
     pthread_mutex_unlock(&api->lock);
     for (size_t i = 0; i < count; i++) {
-        if (events[i].kind == TOKEN)
-            take_token(events[i].choice, events[i].token, events[i].ns);
-        else
-            take_end(events[i].choice, events[i].end, events[i].message);
-        free(events[i].message);
+        const event *e = &events[i];
+        switch (e->kind) {
+        case START: take_start(e->choice, e->cached, e->ns); break;
+        case TOKEN: take_token(e->choice, e->token, e->logprobs, e->ns); break;
+        case END: take_end(e->choice, e->end, e->message); break;
+        }
+        free(e->message), free(e->logprobs);
     }
     free(events);
 }
 
 /* ---------------------------------------------------------------- starting */
+
+/* What keys have cached is theirs alone, and what a request salts is for those who know the salt. */
+static uint64_t salt_of(const job *j) {
+    const char *said = j->q.cache_salt ? j->q.cache_salt : "";
+    uint64_t key = XXH3_64bits_withSeed(&j->key, sizeof j->key, j->api->secret);
+    if (j->api->o.no_cache) { /* a salt that no other request has */
+        uint64_t number = ++j->api->salts;
+        return XXH3_64bits_withSeed(&number, sizeof number, ~key);
+    }
+    return XXH3_64bits_withSeed(said, strlen(said), key);
+}
+
+static nmk_sampler sampler_of(const nmk_sampling *s, uint64_t seed) {
+    nmk_sampler r = {.temperature = (float)s->temperature,
+                     .seed = seed,
+                     .top_k = s->top_k,
+                     .top_p = (float)s->top_p,
+                     .min_p = (float)s->min_p,
+                     .presence_penalty = (float)s->presence_penalty,
+                     .frequency_penalty = (float)s->frequency_penalty,
+                     .repetition_penalty = (float)s->repetition_penalty,
+                     .bias = s->bias,
+                     .bias_count = s->bias_count,
+                     .logprobs = s->logprobs + 1};
+    if (!(r.top_p > 0)) r.top_k = 1; /* there 0 is all, here it is the most likely token */
+    return r;
+}
 
 static int submit(choice *c, nmk_err *e) {
     const job *j = c->job;
@@ -565,10 +764,14 @@ static int submit(choice *c, nmk_err *e) {
                                  .prompt_tokens = (int)prompt->count,
                                  .max_tokens = j->max_tokens[c->prompt],
                                  .min_tokens = s->min_tokens,
-                                 .sampler = {.temperature = (float)s->temperature, .seed = seed},
+                                 .sampler = sampler_of(s, seed),
                                  .stop_ids = stop,
                                  .stop_count = count,
+                                 .salt = salt_of(j),
+                                 .client = (uint64_t)(j->key + 1),
+                                 .exact = s->seeded, /* the same seed, the same text, whatever is cached */
                                  .user = c,
+                                 .on_start = on_start,
                                  .on_token = on_token,
                                  .on_end = on_end};
     int rc = nmk_batch_submit(o->batch, &request, &c->id, e);
@@ -576,10 +779,19 @@ static int submit(choice *c, nmk_err *e) {
     return rc;
 }
 
+/* Of those that wait, the first one whose key has waited longest for a turn. */
+static choice *next_choice(nmk_api *api) {
+    choice *next = api->queue;
+    for (choice *c = api->queue; c; c = c->next)
+        if (api->turn[c->job->key + 1] < api->turn[next->job->key + 1]) next = c;
+    api->turn[next->job->key + 1] = ++api->turns;
+    return next;
+}
+
 /* Gives the batch what it may have. */
 static void admit(nmk_api *api) {
     while (api->queue && (!api->o.max_rows || api->submitted < api->o.max_rows)) {
-        choice *c = api->queue;
+        choice *c = next_choice(api);
         nmk_err why = {""};
         nmk_api_error e;
         nmk_batch_stats stats;
@@ -604,19 +816,31 @@ static void make_choices(job *j) {
     nmk_parser_options options = {.no_calls = !j->q.tools || j->q.tool_choice_none,
                                   .max_calls = j->q.parallel_tool_calls ? 0 : 1,
                                   .show_special = !j->q.skip_special_tokens};
+    while (api->turn_count < j->key + 2) {
+        api->turn = xrealloc(api->turn, (size_t)(api->turn_count + 1) * sizeof *api->turn);
+        api->turn[api->turn_count++] = 0;
+    }
     j->choice_count = j->open = j->prompt_count * s->n;
     j->choice = xcalloc((size_t)j->choice_count, sizeof *j->choice);
     j->said = xcalloc((size_t)j->choice_count, sizeof *j->said);
     for (int i = 0; i < j->choice_count; i++) {
         choice *c = &j->choice[i];
-        *c = (choice){.job = j, .index = i, .prompt = i / s->n, .held = -1, .queued = true, .said = &j->said[i]};
+        *c = (choice){.job = j,
+                      .index = i,
+                      .prompt = i / s->n,
+                      .held = -1,
+                      .queued = true,
+                      .queued_ns = nmk_now_ns(),
+                      .said = &j->said[i]};
         const nmk_ids *prompt = &j->prompt[c->prompt];
         c->stop = nmk_stop_new(s->stop, s->stop_count, s->keep_stop);
         if (api->o.tokenizer)
             c->parser = nmk_parser_new(api->o.tokenizer, chat && api->has_markers ? &api->markers : NULL, prompt->id,
                                        prompt->count, options, on_said, c);
         nmk_metric_add(&api->metrics.prompt_tokens, NMK_METRIC_TOKENS, (double)prompt->count);
-        nmk_metric_add(&api->metrics.max_tokens, NMK_METRIC_TOKENS, j->max_tokens[c->prompt]);
+        nmk_metric_add(&api->metrics.max_tokens, NMK_METRIC_TOKENS,
+                       s->max_tokens ? s->max_tokens : j->max_tokens[c->prompt]);
+        nmk_metric_add(&api->metrics.most_tokens, NMK_METRIC_TOKENS, j->max_tokens[c->prompt]);
         *api->queue_tail = c, api->queue_tail = &c->next;
         api->queued++, j->refs++;
     }
@@ -659,6 +883,8 @@ static void start(job *j) {
         nmk_stream_init(&j->stream, kind, model, j->choice_count);
     else
         nmk_reply_init(&j->reply, kind, model);
+    nmk_reply *reply = j->q.stream ? &j->stream.reply : &j->reply;
+    reply->tokenizer = api->o.tokenizer, reply->tokens_as_ids = j->q.sampling.tokens_as_ids;
     admit(api); /* a refusal is still a plain answer */
     if (!j->r) return;
     if (j->q.stream) {
@@ -694,7 +920,7 @@ static void give_to_worker(nmk_api *api, const nmk_http_request *h, nmk_http_res
         return;
     }
     job *j = xcalloc(1, sizeof *j);
-    *j = (job){.api = api, .refs = 1, .body = body, .r = r, .arrived_ns = h->arrived_ns};
+    *j = (job){.api = api, .refs = 1, .body = body, .r = r, .key = h->key, .arrived_ns = h->arrived_ns};
     j->text = nmk_http_take_body(h);
     nmk_http_set_user(r, j);
     pthread_mutex_lock(&api->lock);
@@ -708,11 +934,18 @@ static void reply_health(nmk_api *api, nmk_http_response *r) {
     nmk_batch_stats s;
     nmk_batch_read_stats(api->o.batch, &s);
     uint64_t since = s.last_step_ms > api->busy_since_ms ? s.last_step_ms : api->busy_since_ms, now = now_ms();
+    if (!s.ready) since = api->busy_since_ms = now; /* what waits has its time from when it can go on */
+    uint64_t still_ms = api->submitted && now > since ? now - since : 0;
+    bool stalled = still_ms > (uint64_t)api->o.stall_ms;
+    if (stalled != api->stalled) log_stall(stalled, &s, api->queued, still_ms);
+    api->stalled = stalled;
     if (s.lost)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_lost", "The engine is lost.");
-    else if (api->submitted && now > since + (uint64_t)api->o.stall_ms)
+    else if (!s.ready)
+        nmk_http_respond_error(r, 503, NULL, NULL, "engine_not_ready", "The engine is being opened anew.");
+    else if (stalled)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_stalled", "No step for %llu s while %d sequences run.",
-                               (unsigned long long)(now - since) / 1000, s.running);
+                               (unsigned long long)still_ms / 1000, s.running);
     else
         nmk_http_respond(r, 200, "application/json", "{\"status\":\"ok\"}", 15);
 }
@@ -763,15 +996,33 @@ static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *
 static void on_closed(void *ctx, nmk_http_response *r) {
     (void)ctx;
     job *j = nmk_http_user(r);
+    if (j->choice) {
+        nmk_usage usage = usage_of(j);
+        log_job(j, &usage, "request cancelled", 499, "cancelled");
+    }
     j->r = NULL;
     drop_choices(j, NMK_END_ABORT);
 }
 
+/* What the HTTP side refused by itself, and what does not generate; the rest has its own lines. */
 static void on_access(void *ctx, const nmk_http_access *a) {
-    (void)ctx;
-    if (a->path && (!strcmp(a->path, "/health") || !strcmp(a->path, "/metrics"))) return;
-    fprintf(stderr, "%s %s %s %d%s %llu bytes %.3f s\n", a->peer, a->method ? a->method : "-", a->path ? a->path : "-",
-            a->status, a->cut ? " cut" : "", (unsigned long long)a->bytes, 1e-9 * (double)(a->done_ns - a->arrived_ns));
+    nmk_api *api = ctx;
+    nmk_log_line l;
+    bool post = a->method && !strcmp(a->method, "POST");
+    bool often = a->path && (!strcmp(a->path, "/health") || !strcmp(a->path, "/metrics"));
+    nmk_log_level level = NMK_LOG_INFO;
+    if (!a->status || post || often || api->o.quiet) level = NMK_LOG_DEBUG;
+    if (!a->handed && a->status) level = NMK_LOG_WARNING;
+    nmk_log_begin(&l, level, a->handed ? "http" : "http refused");
+    nmk_log_int(&l, "id", (int64_t)a->id);
+    nmk_log_text(&l, "peer", a->peer);
+    nmk_log_text(&l, "method", a->method);
+    nmk_log_text(&l, "path", a->path);
+    nmk_log_int(&l, "status", a->status);
+    if (a->cut) nmk_log_text(&l, "cut", "yes");
+    nmk_log_int(&l, "bytes", (int64_t)a->bytes);
+    nmk_log_number(&l, "duration_ms", ms_since(a->arrived_ns, a->done_ns));
+    nmk_log_end(&l);
 }
 
 const nmk_http_callbacks nmk_api_callbacks = {
@@ -783,6 +1034,8 @@ nmk_api *nmk_api_new(void) {
     nmk_api *api = xcalloc(1, sizeof *api);
     api->created = (int64_t)time(NULL);
     api->queue_tail = &api->queue, api->todo_tail = &api->todo;
+    if (getrandom(&api->secret, sizeof api->secret, 0) != sizeof api->secret)
+        abort(); /* so few bytes are always given */
     pthread_mutex_init(&api->lock, NULL);
     pthread_cond_init(&api->work, NULL);
     return api;
@@ -809,9 +1062,9 @@ void nmk_api_close(nmk_api *api) {
     if (!api) return;
     for (size_t i = 0; i < api->event_count; i++) {
         if (api->events[i].kind == END) unref(api->events[i].choice->job);
-        free(api->events[i].message);
+        free(api->events[i].message), free(api->events[i].logprobs);
     }
-    free(api->events);
+    free(api->events), free(api->turn);
     nmk_buf_free(&api->scratch);
     pthread_cond_destroy(&api->work);
     pthread_mutex_destroy(&api->lock);

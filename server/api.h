@@ -30,6 +30,8 @@ typedef struct {
     int stall_ms; /* /health says 503 when no step ended in this time while sequences run; 0: 20 s */
     nmk_request_limits limits;
     const char *version;
+    bool no_cache; /* no request uses what another one computed */
+    bool quiet;    /* requests that end well are logged at debug only */
 } nmk_api_options;
 
 nmk_api *nmk_api_new(void);

@@ -61,6 +61,7 @@ struct request {
     int at;
     int column;     /* of the last queued step; -1: it is fed, or rests, or all its steps are queued */
     bool moves;     /* the machine moves that column on */
+    bool adjusted;  /* the machine has its adjustments, and counts on from there */
     uint64_t since; /* plan that gave or took its column */
 };
 
@@ -414,7 +415,7 @@ static int spare(const nmk_batch *b, int kind) {
 static bool begin(nmk_batch *b, request *r, int slot) {
     int made = r->made;
     nmk_kv_begin(&b->engine->kv, slot, r->rq.salt);
-    r->at = r->found = 0;
+    r->at = r->found = 0, r->adjusted = false;
     find_pages(b, r, slot);
     if (lacks(b, r, slot, 0) <= spare(b, 0) && lacks(b, r, slot, 1) <= spare(b, 1)) return true;
     nmk_kv_drop(&b->engine->kv, slot);
@@ -622,6 +623,20 @@ static int plan(nmk_batch *b, request *const feed[HALVES], nmk_column column[NMK
     return live;
 }
 
+/* Before a row samples for the first time in its slot the machine learns which tokens it has. */
+static int write_adjusts(nmk_batch *b, const nmk_column column[NMK_COLUMNS], nmk_err *e) {
+    for (int c = 0; c < NMK_COLUMNS; c++) {
+        request *r = b->on[c];
+        if (!r || !r->moves || r->adjusted) continue;
+        int prompt = r->rq.prompt_tokens;
+        if (nmk_engine_set_adjust(b->engine, column[c].slot, &r->rq.sampler, r->token, prompt, r->token + prompt,
+                                  r->at + 1 - prompt, e))
+            return -1;
+        r->adjusted = true;
+    }
+    return 0;
+}
+
 /* Neighbours that change are one write. */
 static int write_columns(nmk_batch *b, const nmk_column column[NMK_COLUMNS], const bool write[NMK_COLUMNS],
                          nmk_err *e) {
@@ -657,7 +672,8 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
         for (int c = 0; c < NMK_COLUMNS; c++) b->idle[c] = b->idle[c] && !write[c];
         return 0;
     }
-    if (write_tables(b, e) || write_columns(b, column, write, e) || nmk_engine_queue_step(b->engine, live, &number, e))
+    if (write_tables(b, e) || write_adjusts(b, column, e) || write_columns(b, column, write, e) ||
+        nmk_engine_queue_step(b->engine, live, &number, e))
         return -1;
     for (int c = 0; c < NMK_COLUMNS; c++) {
         request *r = b->on[c];
@@ -709,7 +725,10 @@ static int read_step(nmk_batch *b, nmk_err *e) {
         }
         add_token(r, out[c]);
         keep_pages(b, r);
-        if (r->rq.on_token) r->rq.on_token(r->rq.user, out[c], NULL);
+        nmk_logprobs logprobs;
+        const nmk_logprobs *likely = r->rq.sampler.logprobs ? &logprobs : NULL;
+        if (likely) nmk_engine_logprobs(b->engine, b->done - 1, c, &r->rq.sampler, &logprobs);
+        if (r->rq.on_token) r->rq.on_token(r->rq.user, out[c], likely);
         if (ends_at(r, out[c]))
             finish(b, r, NMK_BATCH_STOP, NULL);
         else if (r->given == r->rq.max_tokens)
@@ -798,8 +817,7 @@ static int check_request(const nmk_batch *b, const nmk_batch_request *rq, nmk_er
     if (!fits(&b->holds.shape, b->holds.pages, (int)tokens))
         return nmk_fail(e, "%d tokens of prompt and %d of answer: there is not so much memory for keys and values",
                         rq->prompt_tokens, rq->max_tokens);
-    if (!(rq->sampler.temperature >= 0) || isinf(rq->sampler.temperature))
-        return nmk_fail(e, "temperature %g, expected 0 or more", (double)rq->sampler.temperature);
+    if (nmk_sampler_check(&rq->sampler, b->holds.vocab, e)) return -1;
     for (int i = 0; i < rq->prompt_tokens; i++)
         if (rq->prompt[i] < 0 || rq->prompt[i] >= b->holds.vocab)
             return nmk_fail(e, "token %d is not in 0 to %d", rq->prompt[i], b->holds.vocab - 1);

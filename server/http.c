@@ -81,7 +81,7 @@ struct nmk_http_response {
     const char *cors;
     int status;
     bool head, http10, keep_alive;
-    bool streaming, over, doomed;
+    bool streaming, over, doomed, handed;
     uint64_t bytes, arrived_ns, sent_ns;
     char *method, *path;
 };
@@ -160,6 +160,7 @@ static void access_log(nmk_http_response *r, bool cut) {
                          .peer = r->c->peer,
                          .status = r->status,
                          .cut = cut,
+                         .handed = r->handed,
                          .bytes = r->bytes,
                          .id = r->id,
                          .arrived_ns = r->arrived_ns,
@@ -541,6 +542,7 @@ static void dispatch(nmk_http *h, conn *c) {
                               .arrived_ns = c->started_ns,
                               .parser = p};
         find_route(h, q.path, &q.rest);
+        r->handed = true;
         h->cb.on_request(h->ctx, &q, r);
     }
     nmk_buf_free(&p->body);

@@ -85,8 +85,9 @@ typedef struct {
 /* One answered, or lost, request. */
 typedef struct {
     const char *method, *path, *peer;
-    int status; /* 0: none was sent */
-    bool cut;   /* the client went away, or the server gave up, before the end */
+    int status;  /* 0: none was sent */
+    bool cut;    /* the client went away, or the server gave up, before the end */
+    bool handed; /* on_request had it; else it was refused here */
     uint64_t bytes, id, arrived_ns, done_ns;
 } nmk_http_access;
 

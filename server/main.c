@@ -2,7 +2,10 @@
  *
  * Everything for people goes to stderr.  Exit 0: drained after a signal.  1: it failed.  2: wrong flags. */
 #include <assert.h>
+#include <ctype.h>
+#include <errno.h>
 #include <limits.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +16,9 @@
 #include "api.h"
 #include "json.h"
 #include "flags.h"
+#include "log.h"
 #include "nmk.h"
+#include "progress.h"
 
 enum { MOST_KEYS = 64, MOST_NAMES = 16, CONFIG_BYTES_MAX = 16 << 20 };
 
@@ -21,39 +26,79 @@ enum { MOST_KEYS = 64, MOST_NAMES = 16, CONFIG_BYTES_MAX = 16 << 20 };
 
 typedef struct {
     nmk_options options;
-    const char *host;
+    const char *host, *chat_template;
     int64_t port, max_len, max_rows;
     const char *key[MOST_KEYS], *name[MOST_NAMES];
     int keys, names;
-    bool help, version;
+    nmk_log_level log_level;
+    nmk_bar bar; /* lives as long as the options that point to it */
+    bool log_json, quiet, no_cache, no_defaults, help, version;
 } settings;
 
 static const nmk_flag table[] = {
     {"--checkpoint", "DIR", "folder with config.json, tokenizer.json and safetensors"},
     {"--host", "ADDRESS", "where to listen (127.0.0.1); 0.0.0.0 or :: for everybody"},
     {"--port", "N", "0 takes a free one (8000)"},
-    {"--api-key", "KEY", "clients must send it as Authorization: Bearer; repeatable"},
+    {"--api-key", "KEY", "clients must send it as Authorization: Bearer; repeatable (none)"},
     {"--served-model-name", "NAME", "what requests call the model; repeatable (the model's own name)"},
-    {"--max-model-len", "N", "tokens of prompt and answer; 32k and 32K are understood"},
-    {"--max-num-seqs", "N", "sequences decoded together, at most as many as generated"},
+    {"--max-model-len", "N", "tokens of prompt and answer, such as 32k (the model's, at most 256K)"},
+    {"--max-num-seqs", "N", "sequences decoded together, at most as many as generated (that many)"},
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
-    {"--random-weights", "SEED", "in place of the checkpoint's weights"},
+    {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
+    {"--generation-config", "auto|vllm", "defaults of requests: generation_config.json, or neutral ones (auto)"},
+    {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
+    {"--enable-prefix-caching", NULL, "prompts that begin alike are computed once (they are)"},
+    {"--no-enable-prefix-caching", NULL, "every prompt is computed whole (only what differs is)"},
+    {"--log-level", "LEVEL", "debug, info, warning or error (info)"},
+    {"--log-format", "text|json", "of the log on stderr, a line an event (text)"},
+    {"--disable-log-requests", NULL, "no line for requests that end well (they are logged)"},
+    {"--random-weights", "SEED", "in place of the checkpoint's weights (the checkpoint's)"},
     {"--help", NULL, "print this"},
     {"--version", NULL, "print which model this program serves"},
 };
 
-static const nmk_flags flags = {"nmk-serve", table, sizeof table / sizeof *table};
+/* vLLM's, from command lines that people bring along. */
+static const nmk_flag refused[] = {
+    {"--model", NULL, "--checkpoint DIR names the checkpoint; this program serves the one model it was built for"},
+    {"--swap-space", NULL, "nothing is swapped: what finds no room waits; leave it out"},
+    {"--cpu-offload-gb", NULL, "weights are on the GPU or do not fit; leave it out"},
+    {"--tensor-parallel-size", NULL, "a model runs on one GPU; leave it out"},
+    {"--pipeline-parallel-size", NULL, "a model runs on one GPU; leave it out"},
+    {"--data-parallel-size", NULL, "start a server for each GPU, with --device cuda:N"},
+    {"--dtype", NULL, "weights are bfloat16, as generated; leave it out"},
+    {"--quantization", NULL, "weights are bfloat16, as generated; leave it out"},
+    {"--kv-cache-dtype", NULL, "keys and values are bfloat16, as generated; leave it out"},
+    {"--block-size", NULL, "a page of keys and values holds 64 tokens, as generated; leave it out"},
+    {"--max-num-batched-tokens", NULL, "a step's size is part of the kernel; leave it out"},
+    {"--enable-chunked-prefill", NULL, "prompts always share steps with answers; leave it out"},
+    {"--enforce-eager", NULL, "a step is one kernel: there is nothing to capture; leave it out"},
+    {"--trust-remote-code", NULL, "no code of a checkpoint is ever run, apart from its template; leave it out"},
+    {"--tokenizer", NULL, "the tokenizer is the checkpoint's tokenizer.json; leave it out"},
+    {"--load-format", NULL, "weights are read from safetensors; leave it out"},
+    {"--tool-call-parser", NULL, "tool calls are read as the model's markers say; leave it out"},
+    {"--enable-auto-tool-choice", NULL, "tools always work; leave it out"},
+    {"--reasoning-parser", NULL, "reasoning is read as the model's markers say; leave it out"},
+    {"--enable-reasoning", NULL, "reasoning is read as the model's markers say; leave it out"},
+    {"--disable-log-stats", NULL, "figures are at /metrics and not logged; leave it out"},
+    {"--seed", NULL, "a request's own \"seed\" makes its answer repeatable; leave it out"},
+};
+
+static const nmk_flags flags = {.program = "nmk-serve",
+                                .flag = table,
+                                .count = sizeof table / sizeof *table,
+                                .refused = refused,
+                                .refused_count = sizeof refused / sizeof *refused};
 
 static void usage(FILE *f) {
     fprintf(f, "usage: nmk-serve --checkpoint DIR [flags]     (model %s, up to %d sequences at once)\n", nmk_model_name,
             nmk_rows);
-    nmk_flags_print(&flags, f, 28);
-    fprintf(
-        f, "\n"
-           "Not yet: top_p, top_k, min_p, penalties, logit_bias and logprobs.  A request that asks for one is refused\n"
-           "with status 400; a default of generation_config.json is left out.  temperature and seed work.\n"
-           "\n"
-           "SIGTERM or SIGINT: no new connections, requests that run are finished; a second one ends them.\n");
+    nmk_flags_print(&flags, f, 36);
+    fprintf(f,
+            "\n"
+            "With --device cpu the share is of the host's memory; by default the weights may take all of it, keys and\n"
+            "values half of what is free.\n"
+            "\n"
+            "SIGTERM or SIGINT: no new connections, requests that run are finished; a second one ends them.\n");
 }
 
 /* As vLLM reads lengths: k is 1000, K is 1024. */
@@ -76,6 +121,20 @@ static int add_to(const char **list, int *count, int most, const char *name, con
     return 0;
 }
 
+static bool read_share(const char *text, double *value) {
+    char *end;
+    *value = strtod(text, &end);
+    return end != text && !*end && !isspace((unsigned char)*text) && *value > 0 && *value <= 1;
+}
+
+static int one_of(const char *name, const char *value, const char *no, const char *yes, bool *is_yes) {
+    char expected[64];
+    *is_yes = !strcmp(value, yes);
+    if (*is_yes || !strcmp(value, no)) return 0;
+    snprintf(expected, sizeof expected, "%s or %s", no, yes);
+    return nmk_flag_bad(&flags, name, value, expected);
+}
+
 static int set_flag(void *user, const char *name, const char *value) {
     settings *s = user;
     int64_t seed;
@@ -96,6 +155,20 @@ static int set_flag(void *user, const char *name, const char *value) {
         return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_rows)
                    ? 0
                    : nmk_flag_bad(&flags, name, value, "a whole number from 1");
+    if (!strcmp(name, "--gpu-memory-utilization"))
+        return read_share(value, &s->options.memory_share)
+                   ? 0
+                   : nmk_flag_bad(&flags, name, value, "a number above 0, at most 1");
+    if (!strcmp(name, "--chat-template")) return s->chat_template = value, 0;
+    if (!strcmp(name, "--generation-config")) return one_of(name, value, "auto", "vllm", &s->no_defaults);
+    if (!strcmp(name, "--log-format")) return one_of(name, value, "text", "json", &s->log_json);
+    if (!strcmp(name, "--enable-prefix-caching")) return s->no_cache = false, 0;
+    if (!strcmp(name, "--no-enable-prefix-caching")) return s->no_cache = true, 0;
+    if (!strcmp(name, "--disable-log-requests")) return s->quiet = true, 0;
+    if (!strcmp(name, "--log-level"))
+        return nmk_log_level_read(value, &s->log_level)
+                   ? 0
+                   : nmk_flag_bad(&flags, name, value, "debug, info, warning or error");
     if (!strcmp(name, "--random-weights")) {
         if (!nmk_flag_int(value, 0, INT64_MAX, NULL, &seed))
             return nmk_flag_bad(&flags, name, value, "a whole number from 0");
@@ -120,6 +193,7 @@ static int read_flags(settings *s, int argc, char **argv) {
 typedef struct {
     nmk_tokenizer *tokenizer;
     nmk_template *chat_template;
+    const char *template_from;
     char *bos, *eos;
     nmk_request_limits limits;
 } texts;
@@ -149,38 +223,35 @@ static char *token_text(struct json_object *config, const char *key) {
     return json_object_is_type(v, json_type_string) ? xstrdup(json_object_get_string(v)) : NULL;
 }
 
-/* The device cannot cut distributions yet: a default that asks for it is left out, and that is said. */
-static void leave_out(nmk_sampling *s) {
-    nmk_buf said = {0};
-    if (s->top_p != 1) nmk_buf_printf(&said, ", top_p %g", s->top_p);
-    if (s->top_k) nmk_buf_printf(&said, ", top_k %d", s->top_k);
-    if (s->min_p != 0) nmk_buf_printf(&said, ", min_p %g", s->min_p);
-    if (s->repetition_penalty != 1) nmk_buf_printf(&said, ", repetition_penalty %g", s->repetition_penalty);
-    if (said.length)
-        fprintf(stderr, "nmk-serve: generation_config.json asks for %s: not possible yet, left out\n", said.data + 2);
-    nmk_buf_free(&said);
-    s->top_p = 1, s->top_k = 0, s->min_p = 0, s->repetition_penalty = 1;
+static int read_template(texts *t, const settings *s, struct json_object *config, nmk_err *e) {
+    const char *dir = s->options.checkpoint;
+    if (s->chat_template) {
+        if (nmk_template_load(s->chat_template, NULL, &t->chat_template, e)) return nmk_fail_in(e, "--chat-template");
+        t->template_from = s->chat_template;
+    } else if (exists(dir, "chat_template.jinja") || nmk_json_get(config, "chat_template")) {
+        if (nmk_template_load(dir, NULL, &t->chat_template, e)) return -1;
+        t->template_from = exists(dir, "chat_template.jinja") ? "chat_template.jinja" : "tokenizer_config.json";
+    }
+    return 0;
 }
 
-static int read_texts(texts *t, const nmk_options *o, nmk_err *e) {
+static int read_texts(texts *t, const settings *s, nmk_err *e) {
     int rc = -1;
+    const nmk_options *o = &s->options;
     const char *dir = o->checkpoint;
     struct json_object *config = NULL, *generation = NULL;
     nmk_request_limits_init(&t->limits, NMK_VOCAB);
-    if (!dir) return 0;
+    if (!dir) return s->chat_template ? nmk_fail(e, "--chat-template needs --checkpoint DIR, for its tokenizer") : 0;
     if (!o->random_weights || exists(dir, "tokenizer.json"))
         if (nmk_tokenizer_load(dir, &t->tokenizer, e)) goto out;
     if (read_object(dir, "tokenizer_config.json", &config, e)) goto out;
-    if (read_object(dir, "generation_config.json", &generation, e)) goto out;
+    if (!s->no_defaults && read_object(dir, "generation_config.json", &generation, e)) goto out;
     if (generation && nmk_request_defaults(&t->limits, generation, e)) {
         nmk_fail_in(e, "%s/generation_config.json", dir);
         goto out;
     }
-    leave_out(&t->limits.defaults);
     t->bos = token_text(config, "bos_token"), t->eos = token_text(config, "eos_token");
-    if (exists(dir, "chat_template.jinja") || nmk_json_get(config, "chat_template"))
-        if (nmk_template_load(dir, NULL, &t->chat_template, e)) goto out;
-    rc = 0;
+    rc = read_template(t, s, config, e);
 out:
     json_object_put(config), json_object_put(generation);
     return rc;
@@ -198,12 +269,11 @@ static nmk_http *serving;
 
 static void on_signal(int number) {
     static volatile sig_atomic_t times;
-    static const char first[] = "nmk-serve: finishing what runs; once more ends it\n", again[] = "nmk-serve: ending\n";
-    ssize_t ignored = times ? write(STDERR_FILENO, again, sizeof again - 1) //
-                            : write(STDERR_FILENO, first, sizeof first - 1);
-    (void)ignored, (void)number;
+    int saved = errno; /* of what was interrupted */
+    (void)number;
+    nmk_log(NMK_LOG_INFO, times ? "ending: requests that run are cut" : "draining: finishing what runs");
     nmk_http_drain(serving, times ? 0 : -1);
-    times = 1;
+    times = 1, errno = saved;
 }
 
 static void catch_signals(nmk_http *http) {
@@ -213,43 +283,182 @@ static void catch_signals(nmk_http *http) {
     sigaction(SIGINT, &a, NULL);
 }
 
-static void on_progress(void *user, uint64_t done, uint64_t total) {
-    static int last = -1;
-    int percent = total ? (int)(done * 100 / total) : 100;
+static void on_line(void *user, const char *text) {
+    nmk_log_line line;
     (void)user;
-    if (percent == last) return;
-    last = percent;
-    fprintf(stderr, "\rweights: %3d%% of %.1f GiB%s", percent, (double)total / 0x1p30, done == total ? "\n" : "");
+    nmk_log_begin(&line, NMK_LOG_INFO, "loading");
+    nmk_log_text(&line, "what", text);
+    nmk_log_end(&line);
 }
 
-/* Another engine in place of one that is lost, with the same options. */
-static int open_again(void *user, nmk_engine **engine, nmk_err *e) {
-    const nmk_options *options = user;
-    fprintf(stderr, "nmk-serve: the engine is lost, opening it anew\n");
-    if (nmk_engine_open(engine, options, e)) return fprintf(stderr, "nmk-serve: %s\n", e->text), -1;
-    fprintf(stderr, "nmk-serve: the engine is there again\n");
-    return 0;
+static int open_engine(nmk_engine **engine, settings *s, nmk_err *e) {
+    bool terminal = isatty(STDERR_FILENO) && !s->log_json && s->log_level <= NMK_LOG_INFO;
+    s->bar = (nmk_bar){.terminal = terminal ? stderr : NULL, .say = on_line};
+    s->options.max_len = (int)s->max_len;
+    s->options.progress = nmk_bar_show, s->options.progress_user = &s->bar;
+    int rc = nmk_engine_open(engine, &s->options, e);
+    nmk_bar_end(&s->bar);
+    malloc_trim(0); /* tables that only loading needed */
+    return rc;
 }
 
-static void banner(const settings *s, const nmk_stats *t, const texts *x, const nmk_http *http) {
-    int64_t rows = s->max_rows && s->max_rows < nmk_rows ? s->max_rows : nmk_rows;
-    fprintf(stderr, "nmk-serve: %s on %s, opened in %.1f s\n", t->model, t->device, t->open_seconds);
-    fprintf(stderr, "  weights   %.1f MiB, %s\n", (double)t->weight_bytes / 0x1p20,
+/* For a batch whose engine is lost. */
+static int reopen(void *user, nmk_engine **engine, nmk_err *e) {
+    nmk_log_line line;
+    nmk_log(NMK_LOG_ERROR, "engine lost: opening it again");
+    int rc = open_engine(engine, user, e);
+    nmk_log_begin(&line, rc ? NMK_LOG_ERROR : NMK_LOG_WARNING, rc ? "engine not opened again" : "engine opened again");
+    nmk_log_text(&line, "reason", rc ? e->text : NULL);
+    nmk_log_end(&line);
+    return rc;
+}
+
+/* ---- what was found, and what it will cost ---- */
+
+/* Context of each row in the figures of a step; plan.txt has the same. */
+enum { FIGURE_TOKENS = 8192 };
+
+typedef struct {
+    int rows, context;
+    double one_bytes, full_bytes;       /* a step's, with one row and with all */
+    double one_tokens_s, full_tokens_s; /* bounds by the memory's nominal rate; 0: not known */
+    uint64_t resident_bytes, most_resident_bytes;
+} figures;
+
+static figures figures_of(const settings *s, const nmk_stats *t) {
+    figures f = {.rows = s->max_rows && s->max_rows < nmk_rows ? (int)s->max_rows : nmk_rows,
+                 .context = t->max_len < FIGURE_TOKENS ? t->max_len : FIGURE_TOKENS};
+    f.one_bytes = (double)nmk_step_bytes(1, f.context);
+    f.full_bytes = (double)nmk_step_bytes(f.rows, f.context);
+    f.one_tokens_s = t->nominal_bytes_per_s / f.one_bytes;
+    f.full_tokens_s = f.rows * t->nominal_bytes_per_s / f.full_bytes;
+    f.resident_bytes = nmk_resident_bytes(&f.most_resident_bytes);
+    return f;
+}
+
+/* Defaults that are not neutral, as "temperature 0.6, top_p 0.95". */
+static void defaults_text(const nmk_sampling *s, nmk_buf *b) {
+    if (s->temperature != 1) nmk_buf_printf(b, ", temperature %g", s->temperature);
+    if (s->top_p != 1) nmk_buf_printf(b, ", top_p %g", s->top_p);
+    if (s->top_k) nmk_buf_printf(b, ", top_k %d", s->top_k);
+    if (s->min_p != 0) nmk_buf_printf(b, ", min_p %g", s->min_p);
+    if (s->repetition_penalty != 1) nmk_buf_printf(b, ", repetition_penalty %g", s->repetition_penalty);
+    if (s->max_tokens) nmk_buf_printf(b, ", max_tokens %d", s->max_tokens);
+    if (!b->length) nmk_buf_puts(b, ", none");
+}
+
+static void print_kernel(const nmk_stats *t, FILE *f) {
+    fprintf(f, "  kernel    %s, ", nmk_target_arch);
+    if (t->kernel_cached)
+        fprintf(f, "from the cache in %.1f s", t->kernel_seconds);
+    else
+        fprintf(f, "compiled by NVRTC %d.%d in %.1f s", t->nvrtc_major, t->nvrtc_minor, t->kernel_seconds);
+    fprintf(f, ": %d registers, %d bytes spilled, %zu bytes of code\n", t->registers, t->spill_bytes, t->code_bytes);
+}
+
+static void print_banner(const settings *s, const nmk_stats *t, const texts *x, FILE *f) {
+    figures n = figures_of(s, t);
+    nmk_buf defaults = {0};
+    defaults_text(&x->limits.defaults, &defaults);
+    fprintf(f, "nmk-serve: %s, %d layers, %d experts, %d for a token; opened in %.1f s\n", t->model, t->layers,
+            t->experts, t->experts_per_token, t->open_seconds);
+    fprintf(f, "  machine   %s, ", t->device);
+    if (t->on_gpu) fprintf(f, "%d SMs, ", t->sms);
+    fprintf(f, "%.1f GiB of memory", (double)t->memory_bytes / 0x1p30);
+    if (t->nominal_bytes_per_s > 0) fprintf(f, ", %.2f TB/s nominal", t->nominal_bytes_per_s / 1e12);
+    fprintf(f, "\n");
+    if (t->on_gpu) print_kernel(t, f);
+    if (x->tokenizer)
+        fprintf(f, "  text      tokenizer.json, %s, defaults: %s\n",
+                x->template_from ? x->template_from : "no chat template: /v1/completions only", defaults.data + 2);
+    else
+        fprintf(f, "  text      no tokenizer: prompts and answers of /v1/completions are token ids\n");
+    fprintf(f, "  weights   %.1f MiB in %.1f s, %s\n", (double)t->weight_bytes / 0x1p20, t->weights_seconds,
             s->options.random_weights ? "random" : s->options.checkpoint);
-    if (t->on_gpu)
-        fprintf(stderr, "  kernel    %s in %.1f s, %d registers\n", t->kernel_cached ? "from the cache" : "compiled",
-                t->kernel_seconds, t->registers);
-    fprintf(stderr, "  room      %d sequences of %d tokens, keys and values %.1f MiB\n", (int)rows, t->max_len,
-            (double)t->kv_bytes / 0x1p20);
+    fprintf(f, "  memory    weights %.1f + keys and values %.1f + activations and tables %.1f MiB; %.1f GiB free\n",
+            (double)t->weight_bytes / 0x1p20, (double)t->kv_bytes / 0x1p20, (double)t->other_bytes / 0x1p20,
+            (double)t->free_bytes / 0x1p30);
+    fprintf(f, "  room      %d sequences of up to %d tokens; %d + %d pages of %d tokens (full + sliding layers)\n",
+            n.rows, t->max_len, t->kv_pages[0], t->kv_pages[1], t->kv_page_tokens);
+    fprintf(f, "  step      reads %.2f MB with 1 sequence, %.2f MB with %d, of %d tokens each", n.one_bytes / 1e6,
+            n.full_bytes / 1e6, n.rows, n.context);
+    if (n.one_tokens_s > 0)
+        fprintf(f, ":\n            at most %.0f and %.0f tokens/s at the nominal rate", n.one_tokens_s,
+                n.full_tokens_s);
+    fprintf(f, "\n  host      %.0f MiB resident, %.0f MiB at most so far\n", (double)n.resident_bytes / 0x1p20,
+            (double)n.most_resident_bytes / 0x1p20);
     if (s->max_rows > nmk_rows)
-        fprintf(stderr, "  note      --max-num-seqs %lld: this program decodes %d at once, the others wait\n",
+        fprintf(f, "  note      --max-num-seqs %lld: this program decodes %d at once, the others wait\n",
                 (long long)s->max_rows, nmk_rows);
-    if (!x->tokenizer)
-        fprintf(stderr, "  note      no tokenizer: prompts and answers of /v1/completions are token ids\n");
-    else if (!x->chat_template)
-        fprintf(stderr, "  note      no chat template: /v1/completions only\n");
-    fprintf(stderr, "  keys      %s\n", s->keys ? "needed" : "none");
-    fprintf(stderr, "  address   http://%s/v1\n", nmk_http_address(http));
+    fprintf(f, "  keys      %s\n", s->keys ? "needed" : "none");
+    nmk_buf_free(&defaults);
+}
+
+static void log_banner(const settings *s, const nmk_stats *t, const texts *x) {
+    figures n = figures_of(s, t);
+    nmk_buf defaults = {0};
+    nmk_log_line l;
+    defaults_text(&x->limits.defaults, &defaults);
+    nmk_log_begin(&l, NMK_LOG_INFO, "opened");
+    nmk_log_text(&l, "model", t->model);
+    nmk_log_int(&l, "layers", t->layers);
+    nmk_log_int(&l, "experts", t->experts);
+    nmk_log_int(&l, "experts_per_token", t->experts_per_token);
+    nmk_log_text(&l, "device", t->device);
+    if (t->on_gpu) {
+        nmk_log_int(&l, "sms", t->sms);
+        nmk_log_text(&l, "kernel", t->kernel_cached ? "cached" : "compiled");
+        nmk_log_number(&l, "kernel_s", t->kernel_seconds);
+        nmk_log_int(&l, "registers", t->registers);
+        nmk_log_int(&l, "spill_bytes", t->spill_bytes);
+        nmk_log_number(&l, "nominal_gb_per_s", t->nominal_bytes_per_s / 1e9);
+        nmk_log_number(&l, "bound_tokens_per_s_one", n.one_tokens_s);
+        nmk_log_number(&l, "bound_tokens_per_s_full", n.full_tokens_s);
+    }
+    nmk_log_text(&l, "checkpoint", s->options.random_weights ? NULL : s->options.checkpoint);
+    nmk_log_text(&l, "tokenizer", x->tokenizer ? "tokenizer.json" : "none");
+    nmk_log_text(&l, "chat_template", x->template_from ? x->template_from : "none");
+    nmk_log_text(&l, "defaults", defaults.data + 2);
+    nmk_log_int(&l, "memory_bytes", (int64_t)t->memory_bytes);
+    nmk_log_int(&l, "free_bytes", (int64_t)t->free_bytes);
+    nmk_log_int(&l, "weight_bytes", (int64_t)t->weight_bytes);
+    nmk_log_int(&l, "kv_bytes", (int64_t)t->kv_bytes);
+    nmk_log_int(&l, "other_bytes", (int64_t)t->other_bytes);
+    nmk_log_int(&l, "kv_pages_full", t->kv_pages[0]);
+    nmk_log_int(&l, "kv_pages_sliding", t->kv_pages[1]);
+    nmk_log_int(&l, "max_model_len", t->max_len);
+    nmk_log_int(&l, "sequences", n.rows);
+    nmk_log_int(&l, "step_tokens", n.context);
+    nmk_log_int(&l, "step_bytes_one", (int64_t)n.one_bytes);
+    nmk_log_int(&l, "step_bytes_full", (int64_t)n.full_bytes);
+    nmk_log_int(&l, "resident_bytes", (int64_t)n.resident_bytes);
+    nmk_log_int(&l, "most_resident_bytes", (int64_t)n.most_resident_bytes);
+    nmk_log_number(&l, "weights_s", t->weights_seconds);
+    nmk_log_number(&l, "open_s", t->open_seconds);
+    nmk_log_end(&l);
+    nmk_buf_free(&defaults);
+}
+
+static void log_text(nmk_log_level level, const char *message, const char *key, const char *value) {
+    nmk_log_line line;
+    nmk_log_begin(&line, level, message);
+    nmk_log_text(&line, key, value);
+    nmk_log_end(&line);
+}
+
+static void say_ready(const settings *s, const nmk_stats *t, const texts *x, const nmk_http *http) {
+    if (s->log_level <= NMK_LOG_INFO && !s->log_json) print_banner(s, t, x, stderr);
+    if (s->log_json) log_banner(s, t, x);
+    char *url = xasprintf("http://%s/v1", nmk_http_address(http));
+    log_text(NMK_LOG_INFO, "listening", "url", url);
+    free(url);
+}
+
+static void log_cut(int cut) {
+    nmk_log_line line;
+    nmk_log_begin(&line, cut ? NMK_LOG_WARNING : NMK_LOG_INFO, "drained");
+    nmk_log_int(&line, "cut", cut);
+    nmk_log_end(&line);
 }
 
 static int serve(settings *s, nmk_err *e) {
@@ -271,18 +480,17 @@ static int serve(settings *s, nmk_err *e) {
                                      .cors_origin_count = 1,
                                      .routes = nmk_api_routes,
                                      .route_count = nmk_api_route_count};
-    if (read_texts(&x, &s->options, e)) goto out;
+    log_text(NMK_LOG_INFO, "starting", "model", nmk_model_name);
+    if (read_texts(&x, s, e)) goto out;
     /* Before the weights, so that a port that is taken is known at once; who connects by then waits. */
     if (nmk_http_open(&http, &http_options, &nmk_api_callbacks, api, e)) goto out;
-    s->options.max_len = (int)s->max_len;
-    if (isatty(STDERR_FILENO)) s->options.progress = on_progress;
-    if (nmk_engine_open(&engine, &s->options, e)) goto out;
+    if (open_engine(&engine, s, e)) goto out;
     nmk_engine_stats(engine, &stats);
     if (stats.on_gpu && (!s->options.device || strncmp(s->options.device, "cuda", 4)))
         s->options.device = "cuda:0"; /* that one again if it is lost, not the CPU */
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
+    nmk_batch_set_reopen(batch, reopen, s);
     engine = NULL;
-    nmk_batch_set_reopen(batch, open_again, &s->options);
 
     if (!s->names) s->name[s->names++] = stats.model;
     for (int i = 0; i < stats.stop_count; i++) stop_ids[i] = stats.stop_ids[i];
@@ -300,12 +508,14 @@ static int serve(settings *s, nmk_err *e) {
                          .max_len = stats.max_len,
                          .max_rows = s->max_rows && s->max_rows < nmk_rows ? (int)s->max_rows : 0,
                          .limits = x.limits,
-                         .version = version};
+                         .version = version,
+                         .no_cache = s->no_cache,
+                         .quiet = s->quiet};
     nmk_api_start(api, http, &o);
     catch_signals(http);
-    banner(s, &stats, &x, http);
+    say_ready(s, &stats, &x, http);
     int cut = nmk_http_run(http, e);
-    if (cut > 0) fprintf(stderr, "nmk-serve: %d request%s cut\n", cut, cut == 1 ? " was" : "s were");
+    if (cut >= 0) log_cut(cut);
     rc = cut < 0 ? -1 : 0;
     nmk_api_stop(api);
 out:
@@ -319,7 +529,7 @@ out:
 }
 
 int main(int argc, char **argv) {
-    settings s = {.port = 8000};
+    settings s = {.port = 8000, .log_level = NMK_LOG_INFO};
     nmk_err e = {0};
     int rc = read_flags(&s, argc, argv);
     if (rc) return rc;
@@ -330,6 +540,11 @@ int main(int argc, char **argv) {
         return 0;
     }
     signal(SIGPIPE, SIG_IGN); /* stderr may be a pipe that nobody reads any more */
-    if (serve(&s, &e)) return fprintf(stderr, "nmk-serve: %s\n", e.text), 1;
-    return 0;
+    nmk_log_setup(s.log_level, s.log_json, STDERR_FILENO);
+    if (serve(&s, &e) == 0) return 0;
+    if (s.log_json)
+        log_text(NMK_LOG_ERROR, "failed", "reason", e.text);
+    else
+        fprintf(stderr, "nmk-serve: %s\n", e.text);
+    return 1;
 }

@@ -79,6 +79,16 @@ void nmk_metrics_write(const nmk_metrics *m, const nmk_batch_stats *batch, int w
     single("vllm:num_requests_running", "gauge", "Sequences that are being generated.", model, batch->running, out);
     single("vllm:num_requests_waiting", "gauge", "Sequences that wait for a row.", model, batch->waiting + waiting,
            out);
+    /* The first name is of today, the second that of older dashboards. */
+    single("vllm:kv_cache_usage_perc", "gauge", "Part of the pages that running sequences hold, 0 to 1.", model,
+           batch->kv_used, out);
+    single("vllm:gpu_cache_usage_perc", "gauge", "The same.", model, batch->kv_used, out);
+    single("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked for in the cache.", model,
+           (double)batch->cache_queries, out);
+    single("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the cache.", model,
+           (double)batch->cache_hits, out);
+    single("vllm:num_preemptions_total", "counter", "Sequences that gave their row away and went on later.", model,
+           (double)batch->preemptions, out);
     single("vllm:prompt_tokens_total", "counter", "Prompt tokens processed.", model, (double)batch->prompt_tokens, out);
     single("vllm:generation_tokens_total", "counter", "Tokens generated.", model, (double)batch->tokens, out);
     begin("vllm:request_success_total", "counter", "Sequences that ended, by reason.", out);
@@ -91,15 +101,32 @@ void nmk_metrics_write(const nmk_metrics *m, const nmk_batch_stats *batch, int w
               NMK_METRIC_LATENCY, model, out);
     histogram("vllm:inter_token_latency_seconds", "Between two tokens of a sequence.", &m->between_tokens,
               NMK_METRIC_TOKEN_TIME, model, out);
+    histogram("vllm:time_per_output_token_seconds", "The same, by its older name.", &m->between_tokens,
+              NMK_METRIC_TOKEN_TIME, model, out);
     histogram("vllm:e2e_request_latency_seconds", "From the request's first byte to its last token.", &m->whole,
+              NMK_METRIC_LATENCY, model, out);
+    histogram("vllm:request_time_per_output_token_seconds", "Mean time of an answer's tokens after the first.",
+              &m->token_mean, NMK_METRIC_TOKEN_TIME, model, out);
+    histogram("vllm:request_queue_time_seconds", "Waiting for a row.", &m->queue, NMK_METRIC_LATENCY, model, out);
+    histogram("vllm:request_prefill_time_seconds", "From getting a row to the first token.", &m->prefill,
+              NMK_METRIC_LATENCY, model, out);
+    histogram("vllm:request_decode_time_seconds", "From the first token to the last.", &m->decode, NMK_METRIC_LATENCY,
+              model, out);
+    histogram("vllm:request_inference_time_seconds", "From getting a row to the last token.", &m->inference,
               NMK_METRIC_LATENCY, model, out);
     histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", &m->prompt_tokens, NMK_METRIC_TOKENS, model, out);
     histogram("vllm:request_generation_tokens", "Tokens of an answer.", &m->tokens, NMK_METRIC_TOKENS, model, out);
-    histogram("vllm:request_params_max_tokens", "Tokens that an answer may have.", &m->max_tokens, NMK_METRIC_TOKENS,
-              model, out);
+    histogram("vllm:request_params_max_tokens", "max_tokens as asked for, or what fits.", &m->max_tokens,
+              NMK_METRIC_TOKENS, model, out);
+    histogram("vllm:request_max_num_generation_tokens", "Tokens that an answer may have.", &m->most_tokens,
+              NMK_METRIC_TOKENS, model, out);
     histogram("vllm:request_params_n", "Answers asked for.", &m->n, NMK_METRIC_N, model, out);
     single("nmk:steps_total", "counter", "Steps of the megakernel.", model, (double)batch->steps, out);
     single("nmk:requests_failed_total", "counter", "Sequences that the engine failed.", model, (double)batch->failed,
            out);
+    single("nmk:engine_rebuilds_total", "counter", "Times that a lost engine was opened anew.", model,
+           (double)batch->rebuilds, out);
+    single("nmk:engine_ready", "gauge", "0 while a lost engine is opened anew, and when it cannot go on.", model,
+           batch->ready, out);
     single("nmk:engine_lost", "gauge", "1 when the engine cannot go on.", model, batch->lost, out);
 }

@@ -16,8 +16,8 @@ typedef struct {
 typedef enum { NMK_END_STOP, NMK_END_LENGTH, NMK_END_ABORT, NMK_END_ERROR, NMK_END_KINDS } nmk_end_kind;
 
 typedef struct {
-    nmk_histogram first_token, between_tokens, whole; /* seconds */
-    nmk_histogram prompt_tokens, tokens, max_tokens, n;
+    nmk_histogram first_token, between_tokens, token_mean, whole, queue, prefill, decode, inference; /* seconds */
+    nmk_histogram prompt_tokens, tokens, max_tokens, most_tokens, n; /* most: what max_tokens comes down to */
     uint64_t ended[NMK_END_KINDS];
 } nmk_metrics;
 

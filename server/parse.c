@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cite.h"
+
 /* ---------------------------------------------------------------- calls */
 
 /* Where in a call's JSON the next byte is. */
@@ -32,8 +34,10 @@ struct nmk_parser {
     void *user;
 
     nmk_block block;
+    bool cites; /* citations are taken out */
     nmk_utf8 utf8;
-    nmk_buf text; /* of the token at hand */
+    nmk_cite cite;
+    nmk_buf text, uncited; /* of the token at hand; without citations */
     nmk_buf
         held; /* blanks that are text if text follows; in an action, special tokens that are text if the turn goes on */
     nmk_buf out;
@@ -302,11 +306,23 @@ static void say(nmk_parser *p, const char *text, size_t bytes) {
     }
 }
 
+/* Text of a block, and all that is held of it if the block ends. */
+static void take(nmk_parser *p, bool end) {
+    if (!p->cites || p->block == NMK_BLOCK_ACTION) {
+        say(p, p->text.data, p->text.length);
+        return;
+    }
+    p->uncited.length = 0;
+    nmk_cite_add(&p->cite, p->text.data, p->text.length, &p->uncited);
+    if (end) nmk_cite_end(&p->cite, &p->uncited);
+    say(p, p->uncited.data, p->uncited.length);
+}
+
 /* Ends the block that is open and begins another. */
 static void enter(nmk_parser *p, nmk_block block) {
     p->text.length = 0;
     nmk_utf8_end(&p->utf8, &p->text); /* a character whose rest never came */
-    if (p->text.length) say(p, p->text.data, p->text.length);
+    take(p, true);
     p->held.length = 0;
     if (p->block == NMK_BLOCK_ACTION) scan_end(p);
     p->block = block;
@@ -371,6 +387,7 @@ nmk_parser *nmk_parser_new(const nmk_tokenizer *t, const nmk_markers *markers, c
         return p;
     }
     p->markers = *markers;
+    p->cites = !options.show_special;
     p->block = NMK_BLOCK_NONE;
     for (size_t i = prompt_tokens; i-- > 0;)
         if (opens(markers, prompt[i], &p->block) || closes(markers, prompt[i], &closed)) break;
@@ -379,10 +396,16 @@ nmk_parser *nmk_parser_new(const nmk_tokenizer *t, const nmk_markers *markers, c
 
 void nmk_parser_free(nmk_parser *p) {
     if (!p) return;
-    nmk_buf *const buffers[] = {&p->text,       &p->held,      &p->out,           &p->call.key,
-                                &p->call.value, &p->call.name, &p->call.arguments};
+    nmk_buf *const buffers[] = {&p->text,     &p->uncited,    &p->held,      &p->out,
+                                &p->call.key, &p->call.value, &p->call.name, &p->call.arguments};
+    nmk_cite_free(&p->cite);
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) nmk_buf_free(buffers[i]);
     free(p);
+}
+
+/* The tags of citations are taken out as text, also where the tokenizer has them as special tokens. */
+static bool of_citation(const nmk_parser *p, const char *raw, size_t bytes) {
+    return p->cites && raw && bytes >= 3 && (!memcmp(raw, "<co", 3) || (bytes >= 4 && !memcmp(raw, "</co", 4)));
 }
 
 nmk_block nmk_parser_add(nmk_parser *p, int32_t token) {
@@ -391,7 +414,7 @@ nmk_block nmk_parser_add(nmk_parser *p, int32_t token) {
     const char *raw = nmk_tokenizer_token(p->tokenizer, token, &bytes);
     bool open = opens(&p->markers, token, &opened), close = !open && closes(&p->markers, token, &closed);
     /* Not every tokenizer.json calls its markers special. */
-    bool special = open || close || nmk_tokenizer_is_special(p->tokenizer, token);
+    bool special = open || close || (nmk_tokenizer_is_special(p->tokenizer, token) && !of_citation(p, raw, bytes));
 
     if (special && was == NMK_BLOCK_ACTION && within_string(&p->call) && token != p->markers.end_of_turn) {
         p->text.length = 0;
@@ -412,7 +435,7 @@ nmk_block nmk_parser_add(nmk_parser *p, int32_t token) {
     }
     p->text.length = 0;
     nmk_utf8_add(&p->utf8, raw, bytes, &p->text);
-    say(p, p->text.data, p->text.length);
+    take(p, false);
     return p->block;
 }
 

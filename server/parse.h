@@ -12,6 +12,7 @@
  *   - Text outside of blocks is answer, unless it is blank.  Reasoning is trimmed at both ends.
  *   - Within a JSON string every special token but <|END_OF_TURN_TOKEN|> is text, and it is dropped if the turn ends
  *     right after it: then it was the closer and the string lacked its quote.
+ *   - Citations ("<co>...</co: 0:[1]>", see cite.h) are taken out of reasoning and answer; what they say stays.
  *   - Calls: one object or a list, commas or none, keys in any order, unknown keys skipped, of two equal keys the
  *     first counts; "name" and "arguments" are understood too.  The model's own call ids, which repeat, are replaced.
  *   - Arguments are the model's own bytes, except that a raw control character in a string is escaped.  None at all,
@@ -56,7 +57,7 @@ typedef void (*nmk_said_fn)(void *user, const nmk_said *said);
 typedef struct {
     bool no_calls;     /* calls are dropped: tool_choice "none", or no tools */
     int max_calls;     /* further ones are dropped; 0: any number */
-    bool show_special; /* special tokens that are no markers are text */
+    bool show_special; /* special tokens that are no markers are text, and so are citations' tags */
 } nmk_parser_options;
 
 typedef struct nmk_parser nmk_parser;

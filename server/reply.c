@@ -121,36 +121,61 @@ void nmk_reply_error(const nmk_api_error *e, nmk_buf *out) {
 
 /* ---------------------------------------------------------------- log-probabilities */
 
-/* OpenAI prints -9999 where a token was impossible, and so do others. */
+/* OpenAI prints -9999.0 where a token was impossible, and so do others. */
 static void logprob(double value, nmk_buf *out) {
-    if (!(value > -9999)) value = -9999; /* -inf and nan */
-    if (value > 0) value = 0;
-    nmk_buf_printf(out, "%.9g", value == 0 ? 0.0 : value);
+    if (!(value > -9999)) /* -inf and nan */
+        nmk_buf_puts(out, "-9999.0");
+    else
+        nmk_buf_printf(out, "%.9g", value < 0 ? value : 0.0);
 }
 
-/* token, logprob, bytes. */
-static void chat_token(const nmk_token_prob *p, nmk_buf *out) {
-    member_text("token", p->bytes, p->count, out);
+typedef struct {
+    const char *bytes;
+    size_t count;
+} token_text;
+
+/* An id without a token has no text. */
+static token_text text_of(const nmk_reply *r, int32_t id) {
+    token_text t = {NULL, 0};
+    if (r->tokenizer) t.bytes = nmk_tokenizer_token(r->tokenizer, id, &t.count);
+    return t.bytes ? t : (token_text){"", 0};
+}
+
+static bool by_id(const nmk_reply *r) { return r->tokens_as_ids || !r->tokenizer; }
+
+/* token, logprob, bytes: the bytes are the token's own, perhaps a part of a character. */
+static void chat_token(const nmk_reply *r, int32_t id, double value, nmk_buf *out) {
+    token_text t = text_of(r, id);
+    member("token", out);
+    if (by_id(r))
+        nmk_buf_printf(out, "\"token_id:%d\"", id);
+    else
+        nmk_reply_string(t.bytes, t.count, out);
     member("logprob", out);
-    logprob(p->logprob, out);
+    logprob(value, out);
     member("bytes", out);
+    if (!r->tokenizer) {
+        nmk_buf_puts(out, "null");
+        return;
+    }
     nmk_buf_puts(out, "[");
-    for (size_t i = 0; i < p->count; i++) nmk_buf_printf(out, i ? ",%u" : "%u", (unsigned char)p->bytes[i]);
+    for (size_t i = 0; i < t.count; i++) nmk_buf_printf(out, i ? ",%u" : "%u", (unsigned char)t.bytes[i]);
     nmk_buf_puts(out, "]");
 }
 
-static void chat_logprobs(const nmk_logprob *list, int count, nmk_buf *out) {
+static void chat_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, nmk_buf *out) {
     nmk_buf_puts(out, "{\"content\":[");
     for (int i = 0; i < count; i++) {
+        const nmk_logprobs *l = &list[i].likely;
         comma(out);
         nmk_buf_puts(out, "{");
-        chat_token(&list[i].chosen, out);
+        chat_token(r, list[i].token, l->chosen, out);
         member("top_logprobs", out);
         nmk_buf_puts(out, "[");
-        for (int k = 0; k < list[i].top_count; k++) {
+        for (int k = 0; k < l->count; k++) {
             comma(out);
             nmk_buf_puts(out, "{");
-            chat_token(&list[i].top[k], out);
+            chat_token(r, l->id[k], l->logprob[k], out);
             nmk_buf_puts(out, "}");
         }
         nmk_buf_puts(out, "]}");
@@ -159,72 +184,62 @@ static void chat_logprobs(const nmk_logprob *list, int count, nmk_buf *out) {
 }
 
 /* The legacy form has no `bytes`: a part of a character is spelt bytes:\xNN, as OpenAI does, so keys stay distinct. */
-static void text_token(const nmk_token_prob *p, nmk_buf *out) {
-    if (nmk_utf8_valid(p->bytes, p->count)) {
-        nmk_reply_string(p->bytes, p->count, out);
-        return;
+static void text_token(const nmk_reply *r, int32_t id, nmk_buf *out) {
+    token_text t = text_of(r, id);
+    if (by_id(r)) {
+        nmk_buf_printf(out, "\"token_id:%d\"", id);
+    } else if (nmk_utf8_valid(t.bytes, t.count)) {
+        nmk_reply_string(t.bytes, t.count, out);
+    } else {
+        nmk_buf_puts(out, "\"bytes:");
+        for (size_t i = 0; i < t.count; i++) nmk_buf_printf(out, "\\\\x%02x", (unsigned char)t.bytes[i]);
+        nmk_buf_puts(out, "\"");
     }
-    nmk_buf_puts(out, "\"bytes:");
-    for (size_t i = 0; i < p->count; i++) nmk_buf_printf(out, "\\\\x%02x", (unsigned char)p->bytes[i]);
-    nmk_buf_puts(out, "\"");
 }
 
-static bool same_token(const nmk_token_prob *a, const nmk_token_prob *b) {
-    return a->count == b->count && (!a->count || !memcmp(a->bytes, b->bytes, a->count));
+/* Whether both become the same key. */
+static bool same_token(const nmk_reply *r, int32_t a, int32_t b) {
+    if (a == b || by_id(r)) return a == b;
+    token_text x = text_of(r, a), y = text_of(r, b);
+    return x.count == y.count && (!x.count || !memcmp(x.bytes, y.bytes, x.count));
 }
 
-static bool seen_before(const nmk_token_prob *top, int k) {
-    for (int i = 0; i < k; i++)
-        if (same_token(&top[i], &top[k])) return true;
-    return false;
+static void text_member(const nmk_reply *r, int32_t id, double value, nmk_buf *out) {
+    comma(out);
+    text_token(r, id, out);
+    nmk_buf_puts(out, ":");
+    logprob(value, out);
 }
 
-/* The most likely tokens by text, and the chosen one if it is not among them. */
-static void text_top(const nmk_logprob *l, nmk_buf *out) {
-    bool chosen = false;
+/* The chosen token and the most likely ones; of two with one text the first, so that no key is there twice. */
+static void text_top(const nmk_reply *r, const nmk_logprob *l, nmk_buf *out) {
     nmk_buf_puts(out, "{");
-    for (int k = 0; k < l->top_count; k++) {
-        if (seen_before(l->top, k)) continue;
-        chosen |= same_token(&l->top[k], &l->chosen);
-        comma(out);
-        text_token(&l->top[k], out);
-        nmk_buf_puts(out, ":");
-        logprob(l->top[k].logprob, out);
-    }
-    if (!chosen) {
-        comma(out);
-        text_token(&l->chosen, out);
-        nmk_buf_puts(out, ":");
-        logprob(l->chosen.logprob, out);
+    text_member(r, l->token, l->likely.chosen, out);
+    for (int k = 0; k < l->likely.count; k++) {
+        bool seen = same_token(r, l->likely.id[k], l->token);
+        for (int i = 0; i < k && !seen; i++) seen = same_token(r, l->likely.id[i], l->likely.id[k]);
+        if (!seen) text_member(r, l->likely.id[k], l->likely.logprob[k], out);
     }
     nmk_buf_puts(out, "}");
 }
 
-static void text_logprobs(const nmk_logprob *list, int count, nmk_buf *out) {
-    bool top = false;
+static void text_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, nmk_buf *out) {
     nmk_buf_puts(out, "{\"tokens\":[");
     for (int i = 0; i < count; i++) {
         comma(out);
-        text_token(&list[i].chosen, out);
-        top |= list[i].top_count > 0;
+        text_token(r, list[i].token, out);
     }
     nmk_buf_puts(out, "],\"token_logprobs\":[");
     for (int i = 0; i < count; i++) {
         comma(out);
-        logprob(list[i].chosen.logprob, out);
+        logprob(list[i].likely.chosen, out);
     }
-    nmk_buf_puts(out, "],\"top_logprobs\":");
-    if (top) {
-        nmk_buf_puts(out, "[");
-        for (int i = 0; i < count; i++) {
-            comma(out);
-            text_top(&list[i], out);
-        }
-        nmk_buf_puts(out, "]");
-    } else {
-        nmk_buf_puts(out, "null");
+    nmk_buf_puts(out, "],\"top_logprobs\":[");
+    for (int i = 0; i < count; i++) {
+        comma(out);
+        text_top(r, &list[i], out);
     }
-    nmk_buf_puts(out, ",\"text_offset\":[");
+    nmk_buf_puts(out, "],\"text_offset\":[");
     for (int i = 0; i < count; i++) nmk_buf_printf(out, i ? ",%zu" : "%zu", list[i].text_offset);
     nmk_buf_puts(out, "]}");
 }
@@ -234,9 +249,9 @@ static void member_logprobs(const nmk_reply *r, const nmk_logprob *list, int cou
     if (!list)
         nmk_buf_puts(out, "null");
     else if (r->kind == NMK_REPLY_CHAT)
-        chat_logprobs(list, count, out);
+        chat_logprobs(r, list, count, out);
     else
-        text_logprobs(list, count, out);
+        text_logprobs(r, list, count, out);
 }
 
 /* ---------------------------------------------------------------- what answers and chunks share */
@@ -376,8 +391,9 @@ static void chunk_begin(const nmk_stream *s, int choice, nmk_buf *out) {
     member_int("index", choice, out);
 }
 
-static void chunk_end(const nmk_stream *s, nmk_ended ended, const nmk_logprob *list, int count, nmk_buf *out) {
-    member_logprobs(&s->reply, list, count, out);
+static void chunk_end(nmk_stream *s, nmk_ended ended, nmk_buf *out) {
+    member_logprobs(&s->reply, s->logprob_count ? s->logprob : NULL, s->logprob_count, out);
+    s->logprob_count = 0;
     member_ended(ended, out);
     nmk_buf_puts(out, "}]}\n\n");
 }
@@ -389,17 +405,21 @@ static void opened(nmk_stream *s, int choice, nmk_buf *out) {
     s->state[choice] = OPEN;
     if (!is_chat(s)) return;
     chunk_begin(s, choice, out);
-    nmk_buf_puts(out, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
-    chunk_end(s, NMK_ENDED_NOT, NULL, 0, out);
+    nmk_buf_puts(out, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null");
+    member_ended(NMK_ENDED_NOT, out);
+    nmk_buf_puts(out, "}]}\n\n");
 }
 
 void nmk_stream_open(nmk_stream *s, nmk_buf *out) {
     for (int i = 0; i < s->count; i++) opened(s, i, out);
 }
 
-void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, const nmk_logprob *list, int count,
-                        nmk_buf *out) {
-    if (!bytes && !count) return;
+void nmk_stream_logprobs(nmk_stream *s, const nmk_logprob *list, int count) {
+    s->logprob = list, s->logprob_count = count;
+}
+
+void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
+    if (!bytes) return;
     opened(s, choice, out);
     chunk_begin(s, choice, out);
     if (is_chat(s)) {
@@ -409,7 +429,7 @@ void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t byte
     } else {
         member_text("text", text, bytes, out);
     }
-    chunk_end(s, NMK_ENDED_NOT, list, count, out);
+    chunk_end(s, NMK_ENDED_NOT, out);
 }
 
 void nmk_stream_reasoning(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
@@ -420,7 +440,7 @@ void nmk_stream_reasoning(nmk_stream *s, int choice, const char *text, size_t by
     nmk_buf_puts(out, ",\"delta\":{");
     member_reasoning(text, bytes, out);
     nmk_buf_puts(out, "}");
-    chunk_end(s, NMK_ENDED_NOT, NULL, 0, out);
+    chunk_end(s, NMK_ENDED_NOT, out);
 }
 
 void nmk_stream_call(nmk_stream *s, int choice, int call, const char *id, const char *name, nmk_buf *out) {
@@ -432,7 +452,7 @@ void nmk_stream_call(nmk_stream *s, int choice, int call, const char *id, const 
     nmk_buf_puts(out, ",\"type\":\"function\",\"function\":{");
     member_string("name", name, out);
     nmk_buf_puts(out, ",\"arguments\":\"\"}}]}");
-    chunk_end(s, NMK_ENDED_NOT, NULL, 0, out);
+    chunk_end(s, NMK_ENDED_NOT, out);
 }
 
 void nmk_stream_arguments(nmk_stream *s, int choice, int call, const char *text, size_t bytes, nmk_buf *out) {
@@ -443,15 +463,15 @@ void nmk_stream_arguments(nmk_stream *s, int choice, int call, const char *text,
     nmk_buf_printf(out, ",\"delta\":{\"tool_calls\":[{\"index\":%d,\"function\":{", call);
     member_text("arguments", text, bytes, out);
     nmk_buf_puts(out, "}}]}");
-    chunk_end(s, NMK_ENDED_NOT, NULL, 0, out);
+    chunk_end(s, NMK_ENDED_NOT, out);
 }
 
-void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, const nmk_logprob *list, int count, nmk_buf *out) {
+void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, nmk_buf *out) {
     assert(ended != NMK_ENDED_NOT);
     opened(s, choice, out);
     chunk_begin(s, choice, out);
     nmk_buf_puts(out, is_chat(s) ? ",\"delta\":{}" : ",\"text\":\"\"");
-    chunk_end(s, ended, count ? list : NULL, count, out);
+    chunk_end(s, ended, out);
     s->state[choice] = ENDED;
 }
 

@@ -9,6 +9,7 @@
 #define NMK_REPLY_H
 
 #include "json.h"
+#include "nmk.h"
 #include "tokenizer.h"
 #include "util.h"
 
@@ -50,18 +51,16 @@ typedef struct {
     int prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens;
 } nmk_usage;
 
-/* One token and how likely it was; the bytes are the token's own, perhaps a part of a character. */
+/* One generated token and how likely it was, with the most likely ones.
+ *
+ * As with vLLM every generated token counts, once and in order: those of reasoning and of calls, markers, those that a
+ * stop string is made of, and the stop id at the end.  So there are as many as usage.completion_tokens; only
+ * include_reasoning = false takes those of the reasoning out.  A token whose text is held back (a character in parts, what may
+ * begin a stop string, a citation) goes with the chunk that ends its text, or with the finish chunk. */
 typedef struct {
-    const char *bytes;
-    size_t count;
-    double logprob;
-} nmk_token_prob;
-
-typedef struct {
-    nmk_token_prob chosen;
-    const nmk_token_prob *top; /* most likely first; may be NULL */
-    int top_count;
-    size_t text_offset; /* where the token begins in the text, in characters; only /v1/completions tells it */
+    int32_t token;
+    size_t text_offset;  /* characters of text before it; only /v1/completions tells it */
+    nmk_logprobs likely; /* what the request asked for: `count` is 0 for the chosen one alone */
 } nmk_logprob;
 
 typedef enum { NMK_REPLY_CHAT, NMK_REPLY_TEXT } nmk_reply_kind;
@@ -70,11 +69,13 @@ typedef enum { NMK_REPLY_CHAT, NMK_REPLY_TEXT } nmk_reply_kind;
 typedef struct {
     nmk_reply_kind kind;
     char id[NMK_ID_BYTES];
-    int64_t created;   /* Unix seconds */
-    const char *model; /* stays the caller's */
+    int64_t created;                /* Unix seconds */
+    const char *model;              /* stays the caller's */
+    const nmk_tokenizer *tokenizer; /* of logprobs: the text of tokens; NULL: they go by their ids */
+    bool tokens_as_ids;             /* tokens of logprobs are called token_id:N */
 } nmk_reply;
 
-/* Mints the id, chatcmpl-... or cmpl-..., and takes the time. */
+/* Mints the id, chatcmpl-... or cmpl-..., and takes the time; the rest may be set afterwards. */
 void nmk_reply_init(nmk_reply *r, nmk_reply_kind kind, const char *model);
 
 /* ---------------------------------------------------------------- whole answers */
@@ -107,8 +108,10 @@ void nmk_reply_whole(const nmk_reply *r, const nmk_reply_choice *choices, int co
 
 typedef struct {
     nmk_reply reply;
-    int count;            /* choices */
-    unsigned char *state; /* of each choice: how far it is */
+    int count;                  /* choices */
+    unsigned char *state;       /* of each choice: how far it is */
+    const nmk_logprob *logprob; /* for the next chunk */
+    int logprob_count;
     bool closed;
 } nmk_stream;
 
@@ -118,18 +121,18 @@ void nmk_stream_free(nmk_stream *s);
 /* The role chunk of every choice (chat only): to be sent when the request was admitted. */
 void nmk_stream_open(nmk_stream *s, nmk_buf *out);
 
-/* Content or text of a choice.  Says nothing, and sends nothing, with neither bytes nor logprobs; the logprobs of held
- * back text go with the chunk that carries it, or with the finish chunk. */
-void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, const nmk_logprob *logprob,
-                        int logprob_count, nmk_buf *out);
+/* These go out with the next chunk of this choice, whatever it is.  They have to last until then. */
+void nmk_stream_logprobs(nmk_stream *s, const nmk_logprob *list, int count);
+
+/* Content or text of a choice.  Without bytes there is nothing to say, and no chunk. */
+void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out);
 void nmk_stream_reasoning(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out);
 
 /* A tool call begins: id, type and name once; then its arguments as text. */
 void nmk_stream_call(nmk_stream *s, int choice, int call, const char *id, const char *name, nmk_buf *out);
 void nmk_stream_arguments(nmk_stream *s, int choice, int call, const char *text, size_t bytes, nmk_buf *out);
 
-void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, const nmk_logprob *logprob, int logprob_count,
-                       nmk_buf *out);
+void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, nmk_buf *out);
 
 /* Usage (NULL: not asked for) and [DONE].  Every choice has ended. */
 void nmk_stream_close(nmk_stream *s, const nmk_usage *usage, nmk_buf *out);

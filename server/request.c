@@ -139,8 +139,10 @@ static int take_stop_ids(job *j, const char *name, struct json_object *v) {
 }
 
 static int take_seed(job *j, const char *name, struct json_object *v) {
-    j->r->sampling.seeded = true;
-    return whole(v, &j->r->sampling.seed) ? 0 : wrong_type(j, name, "an integer", v);
+    nmk_sampling *s = &j->r->sampling;
+    if (!whole(v, &s->seed)) return wrong_type(j, name, "an integer", v);
+    s->seeded = s->seed != -1; /* which vLLM and llama.cpp take for none */
+    return 0;
 }
 
 static int by_token(const void *a, const void *b) {
@@ -152,7 +154,9 @@ static int take_logit_bias(job *j, const char *name, struct json_object *v) {
     enum { MOST = 1024 };
     nmk_sampling *s = &j->r->sampling;
     if (!is(v, json_type_object)) return wrong_type(j, name, "an object from token ids to numbers", v);
-    if (json_object_object_length(v) > MOST) return invalid(j, name, "too many tokens");
+    if (json_object_object_length(v) > MOST)
+        return nmk_api_fail(j->e, 400, name, "invalid_value", "Invalid value for '%s': %d tokens, at most %d.", name,
+                            json_object_object_length(v), MOST);
     s->bias = xcalloc((size_t)json_object_object_length(v), sizeof *s->bias);
     json_object_object_foreach(v, key, value) {
         char *end;
@@ -547,6 +551,7 @@ static const field fields[] = {
     {"logprobs",              CHAT,     BOOL,      0,        1,   0, J(chat_logprobs)},
     {"top_logprobs",          CHAT,     INT,       0,  INT_MAX,  -1, J(top_logprobs)},
     {"logprobs",              TEXT,     INT,       0,  INT_MAX,  -1, J(text_logprobs)},
+    {"return_tokens_as_token_ids", GEN, BOOL,      0,        1,   0, S(tokens_as_ids)},
     {"prompt_logprobs",       GEN,      SHAPE,     .take = refuse_any},
 
     {"stop",                  GEN,      SHAPE,     .take = take_stop},
@@ -705,6 +710,13 @@ static void pass_effort(nmk_api_request *r) {
         json_object_object_add(r->chat_template_kwargs, effort, json_object_new_string(r->reasoning_effort));
 }
 
+/* As vLLM reads it: next to nothing is greedy, and what would make infinities of logits is raised. */
+static double calm(double temperature) {
+    static const double greedy_below = 1e-5, least = 0.01;
+    if (temperature < greedy_below) return 0;
+    return temperature < least ? least : temperature;
+}
+
 /* What no field can say for itself. */
 static int check(job *j) {
     nmk_api_request *r = j->r;
@@ -728,6 +740,7 @@ static int check(job *j) {
     if (j->max_completion_tokens) s->max_tokens = j->max_completion_tokens;
     if (s->max_tokens && s->min_tokens > s->max_tokens) return invalid(j, "min_tokens", "more than max_tokens");
     if (s->top_k < 0) s->top_k = 0;
+    s->temperature = calm(s->temperature);
     return 0;
 }
 

@@ -28,7 +28,8 @@ typedef struct {
     int64_t seed;
     nmk_bias *bias; /* by token, each once */
     int bias_count;
-    int logprobs; /* alternatives to each token; 0: the chosen token's alone; -1: none asked for */
+    int logprobs;       /* alternatives to each token; 0: the chosen token's alone; -1: none asked for */
+    bool tokens_as_ids; /* logprobs name tokens by their ids */
 
     nmk_text *stop; /* within the request's JSON */
     int stop_count;

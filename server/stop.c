@@ -94,6 +94,7 @@ void nmk_stop_end(nmk_stop *s, nmk_buf *out) {
     if (s->met >= 0) return;
     nmk_buf_add(out, s->held.data, s->held.length);
     s->held.length = 0;
+    for (int k = 0; k < s->count; k++) s->pattern[k].at = 0;
 }
 
 int nmk_stop_met(const nmk_stop *s) { return s->met; }

@@ -26,7 +26,7 @@ void nmk_stop_free(nmk_stop *s); /* NULL is fine */
  * complete is text. */
 bool nmk_stop_add(nmk_stop *s, const char *text, size_t bytes, bool may_stop, nmk_buf *out);
 
-/* The answer ended by itself: what was held back is text. */
+/* The text ended by itself: what was held back belongs to it.  Another one may begin. */
 void nmk_stop_end(nmk_stop *s, nmk_buf *out);
 
 /* Which string was met, or -1. */

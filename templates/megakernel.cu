@@ -12,8 +12,9 @@ DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
         s.base[thread] = __ldcg(&c->base);
         s.group[thread] = __ldcg(&c->group);
         s.table_row[thread] = __ldcg(&c->slot);
+        s.flags[thread] = __ldcg(&c->flags);
     } else if (thread < TILE_COLUMNS) { /* idle for good */
-        s.pos[thread] = -1, s.base[thread] = s.group[thread] = s.table_row[thread] = 0;
+        s.pos[thread] = -1, s.base[thread] = s.group[thread] = s.table_row[thread] = s.flags[thread] = 0;
     }
     __syncthreads();
     if (thread < 2) {
@@ -87,9 +88,10 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     deal_attention(s, p, thread);
-    u32 columns = 0;
+    u32 columns = 0, flags = 0;
 #pragma unroll 1
-    for (int n = 0; n < TILE_COLUMNS; n++) columns |= (u32)(s.pos[n] >= 0) << n;
+    for (int n = 0; n < TILE_COLUMNS; n++)
+        if (s.pos[n] >= 0) columns |= 1u << n, flags |= s.flags[n];
 
     if (warp >= WARPS_COMPUTE) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
@@ -124,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             return;
         }
         if (warp == WARPS_COMPUTE + 1) { /* -------------------------------------------- helper */
-            Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1}};
+            Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1},
+                        flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS)};
 #pragma unroll 1
             for (;;) {
                 if (!c.next()) break;

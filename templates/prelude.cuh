@@ -185,12 +185,21 @@ struct Segment {
     int slot, last, pad0, pad1;       /* slot: of the partial; last: also holds this step's own tokens */
 };
 
+/* How far a column's distribution is kept: scores (logits after penalties and temperature) down to a distance from the
+ * best one, as a 24-bit key.  While it is looked for, its digits of 8 bits so far, and how much (tokens or mass) of
+ * what they leave open still belongs to it. */
+struct Cut {
+    float best;
+    u32 prefix, limit; /* limit: the largest key that is kept by what is known */
+    u64 target;
+};
+
 struct Shared {
     u64 full[NMK_RING_STAGES], empty[NMK_RING_STAGES];
     u64 job_full[JOBS], job_empty[JOBS], route_ready[2], desc_full[DESC_BLOCKS], desc_empty[DESC_BLOCKS];
     alignas(128) int desc[DESC_BLOCKS * DESC_BLOCK * NMK_DESC_WORDS];
     /* columns, fixed for the launch; kind 0 = full, 1 = sliding */
-    int pos[8], base[8], group[8], table_row[8];
+    int pos[8], base[8], group[8], table_row[8], flags[8];
     int low[2][8], pages[2][8], first_page[2][8], chunks[2][8], chunk0[2][9];
     alignas(16) Segment segment[2][NMK_MAX_SEGMENTS];
     int segments[2];
@@ -204,7 +213,13 @@ struct Shared {
     /* consumers among themselves */
     alignas(16) float sum[8][8];
     float score_max[2][8][8], score_sum[2][8][8];
-    alignas(16) uint2 prob[2][8][32];
+    union {
+        alignas(16) uint2 prob[2][8][32];
+        float scan[512]; /* the helper's, in tasks that wait for the lm_head: no attention is left then */
+    };
+    /* the helper's sampling: where each column's distribution is cut, and what it works on */
+    Cut cut[8];
+    u32 bin_low[256], bin_high[256];
     /* beside the data: what a stage or job is, where only run time knows */
     alignas(16) float part_ml[TAGS][16];
     int stage_tag[NMK_RING_STAGES], job_tag[TAGS];
@@ -646,7 +661,150 @@ struct Storer : Context {
 
 /* ------------------------------------------------------------------------------------------------ help */
 
+/* A candidate is better with a larger value; ties go to the lower id. */
+DEVICE bool beats(float v, int i, float value, int id) { return v > value || (v == value && i < id); }
+DEVICE void keep_better(float &value, int &id, float v, int i)
+{
+    if (beats(v, i, value, id)) value = v, id = i;
+}
+
+/* The best that any lane of a warp has; all lanes get it.  step: 1, or 4 for the lanes of one MMA column. */
+DEVICE void warp_best(float &value, int &id, int step)
+{
+#pragma unroll 1
+    for (int s = step; s <= 16; s <<= 1)
+        keep_better(value, id, __shfl_xor_sync(~0u, value, s), __shfl_xor_sync(~0u, id, s));
+}
+
+DEVICE u64 warp_sum(u64 v)
+{
+#pragma unroll 1
+    for (int s = 1; s <= 16; s <<= 1) v += __shfl_xor_sync(~0u, v, s);
+    return v;
+}
+
+/* The best NMK_TOPS of what a warp was offered, one a lane, best first. */
+struct Tops {
+    float value;
+    int id;
+
+    __device__ __forceinline__ void offer(float v, int i)
+    {
+        u32 left = __ballot_sync(~0u, beats(v, i, __shfl_sync(~0u, value, NMK_TOPS - 1),
+                                            __shfl_sync(~0u, id, NMK_TOPS - 1)));
+#pragma unroll 1
+        for (const u32 lane = threadIdx.x % 32; left; left &= left - 1) {
+            const int from = __ffs(left) - 1, i0 = __shfl_sync(~0u, i, from);
+            const float v0 = __shfl_sync(~0u, v, from), before = __shfl_up_sync(~0u, value, 1);
+            const int id_before = __shfl_up_sync(~0u, id, 1);
+            const u32 at = __popc(__ballot_sync(~0u, beats(value, id, v0, i0)));
+            if (lane == at) value = v0, id = i0;
+            else if (lane > at) value = before, id = id_before;
+        }
+    }
+};
+
 struct Helper : Context {
+    u32 wanted; /* not 0: optional tasks run in this launch; all SMs see the same columns */
+
+    __device__ __forceinline__ bool awake() const { return wanted; }
+
+    /* f(inside, index, value) for an array in global memory, lane by lane; all lanes together, those past the end with
+     * inside = false.  Through shared memory: the loads are wide and in flight at once, the code of f is there once.
+     * count is a multiple of 16.  WIDE: elements a lane has in hand at once. */
+    template <int WIDE, class F> __device__ __forceinline__ void scan(const float *from, int count, F f)
+    {
+        float4 ahead[4];
+        auto fetch = [&](int base) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) /* no branches, which cost registers */
+                ahead[i] = __ldcg((const float4 *)(from + min(base + i * 128 + lane * 4, count - 4)));
+        };
+        fetch(0);
+#pragma unroll 1
+        for (int base = 0; base < count; base += 512) {
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 4; i++) *(float4 *)(s.scan + i * 128 + lane * 4) = ahead[i];
+            __syncwarp();
+            fetch(base + 512);
+#pragma unroll 1
+            for (int i = lane; base + i - lane < count && i < 512; i += 32 * WIDE) {
+                float v[WIDE];
+#pragma unroll
+                for (int k = 0; k < WIDE; k++) v[k] = s.scan[i + 32 * k];
+#pragma unroll
+                for (int k = 0; k < WIDE; k++) f(base + i + 32 * k < count, base + i + 32 * k, v[k]);
+            }
+        }
+    }
+
+    /* ---- where a distribution is cut; see Cut ---- */
+
+    __device__ __forceinline__ const nmk_column *column(int n) const
+    {
+        return (const nmk_column *)((const nmk_control *)p.control)->column + n;
+    }
+    __device__ __forceinline__ bool wants(int n, int flag) const { return live(n) && (s.flags[n] & flag); }
+
+    /* By the first task of a column: nothing is known but min_p.  cand: the lm_head's best score of each store warp. */
+    __device__ __forceinline__ void begin_cut(int n, const float *cand)
+    {
+        float best = -INFINITY;
+        constexpr int rows = NMK_SMS * WARPS_STORE;
+#pragma unroll
+        for (int r = 0; r < rows; r += 32)
+            best = fmaxf(best, __ldcg(cand + min(r + lane, rows - 1) * NMK_COLUMNS + n));
+#pragma unroll 1
+        for (int i = 1; i <= 16; i <<= 1) best = fmaxf(best, __shfl_xor_sync(~0u, best, i));
+        const float min_p = __ldcg(&column(n)->min_p);
+        Cut &cut = s.cut[n];
+        if (lane == 0) {
+            cut.best = best, cut.prefix = 0, cut.target = __ldcg(&column(n)->top_k);
+            cut.limit = min_p > 0 ? nmk_score_key(0, __logf(min_p)) : NMK_KEY_MOST;
+        }
+        __syncwarp();
+    }
+
+    /* One digit more: the bin at which the target is reached.  part: of the mass, which the first digit's bins add up
+     * to; 0: the target is known. */
+    __device__ __forceinline__ void narrow(int n, const u64 *bins, float part)
+    {
+        u64 mine[8], sum = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            const ulonglong2 two = __ldcg((const ulonglong2 *)(bins + lane * 8 + i));
+            mine[i] = two.x, mine[i + 1] = two.y, sum += two.x + two.y;
+        }
+        u64 upto = sum; /* this lane's bins and all before */
+#pragma unroll 1
+        for (int i = 1; i <= 16; i <<= 1) {
+            const u64 v = __shfl_up_sync(~0u, upto, i);
+            if (lane >= i) upto += v;
+        }
+        Cut &cut = s.cut[n];
+        const u64 total = __shfl_sync(~0u, upto, 31);
+        u64 target = part > 0 ? (u64)((double)part * (double)total) : cut.target;
+        target = max(1ull, min(target, total));
+        __syncwarp();
+        u64 before = upto - sum;
+        if (before < target && target <= upto) {
+            int bin = lane * 8;
+#pragma unroll
+            for (int i = 0; i < 7; i++)
+                if (before + mine[i] < target && bin == lane * 8 + i) before += mine[i], bin++;
+            cut.prefix = cut.prefix << 8 | bin, cut.target = target - before;
+        }
+        __syncwarp();
+    }
+
+    /* All digits are known: what is beyond them goes. */
+    __device__ __forceinline__ void end_cut(int n)
+    {
+        Cut &cut = s.cut[n];
+        if (lane == 0) cut.limit = min(cut.limit, cut.prefix), cut.prefix = 0;
+        __syncwarp();
+    }
 };
 
 /* ------------------------------------------------------------------------------------------------ dealing */

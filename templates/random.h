@@ -47,6 +47,26 @@ NMK_SHARED unsigned short nmk_random_bf16(unsigned int row_key, unsigned int k, 
  *
  * Gumbel noise of (seed, position, token): what a row draws depends on nothing else in the batch.  -3 < gumbel < 17. */
 
+/* How far a score is below the best one, 2^19 to a unit; 32 units, a probability ratio of 1e-14, and more are one key.
+ * NaN is best, but is never drawn. */
+enum { NMK_KEY_MOST = 0xffffff };
+NMK_SHARED unsigned int nmk_score_key(float best, float score) {
+    const float below = (best - score) * 524288.f;
+    return below > 0.f ? below < (float)NMK_KEY_MOST ? (unsigned int)below : (unsigned int)NMK_KEY_MOST : 0u;
+}
+
+/* exp(score - best) as an integer of NMK_MASS_BITS binary places: such sums do not depend on their order. */
+enum { NMK_MASS_BITS = 40 };
+
+/* What bias and penalties make of a logit.  seen: nmk_adjust's. */
+NMK_SHARED float nmk_adjusted(float logit, float bias, unsigned int seen, float presence, float frequency,
+                              float repetition) {
+    const unsigned int times = seen & (NMK_SEEN_PROMPT - 1u);
+    logit += bias;
+    if (seen) logit = logit > 0.f ? logit / repetition : logit * repetition;
+    return times ? logit - frequency * (float)times - presence : logit;
+}
+
 /* The finaliser of MurmurHash3. */
 NMK_SHARED unsigned int nmk_fmix32(unsigned int h) {
     h ^= h >> 16;

@@ -30,9 +30,17 @@ struct softmax {
     float m[GROUP], l[GROUP], o[GROUP][HEAD_DIM];
 };
 
+/* Where a column's distribution is cut; templates/prelude.cuh says how. */
+struct cut {
+    float best;
+    uint32_t prefix, limit;
+    uint64_t target;
+};
+
 /* What an SM keeps to itself between tasks. */
 struct vm_sm {
     int id;
+    struct cut cut[NMK_COLUMNS];
     struct vm_route route[2];
     float acc[16][NMK_COLUMNS];
     uint16_t xn[NMK_COLUMNS][NMK_HIDDEN];
@@ -199,6 +207,52 @@ static inline void better(struct candidate *best, float value, int32_t id)
     if (value > best->value || (value == best->value && id < best->id)) best->value = value, best->id = id;
 }
 
+static void no_tops(struct candidate top[NMK_TOPS])
+{
+    for (int i = 0; i < NMK_TOPS; i++) top[i] = (struct candidate){-INFINITY, INT32_MAX};
+}
+
+/* Keeps the best NMK_TOPS, best first. */
+static void offer(struct candidate top[NMK_TOPS], float value, int32_t id)
+{
+    struct candidate new = {-INFINITY, INT32_MAX};
+    better(&new, value, id); /* NaN stays out */
+    for (int i = 0; i < NMK_TOPS; i++) {
+        struct candidate old = top[i];
+        better(&top[i], new.value, new.id);
+        if (top[i].id != old.id) new = old;
+    }
+}
+
+/* A column's cut before its first digit.  cand: the best score of each SM, for the device's two storers. */
+static void begin_cut(struct cut *cut, const struct nmk_column *c, const float *cand, int n)
+{
+    cut->best = -INFINITY;
+    for (int i = 0; i < NMK_SMS * 2; i++)
+        if (cand[i * NMK_COLUMNS + n] > cut->best) cut->best = cand[i * NMK_COLUMNS + n];
+    cut->prefix = 0, cut->target = (uint64_t)c->top_k;
+    cut->limit = c->min_p > 0 ? nmk_score_key(0, logf(c->min_p)) : NMK_KEY_MOST;
+}
+
+/* One digit more: the bin at which the target is reached; part of all that the bins hold, or 0: the target is known. */
+static void narrow(struct cut *cut, const uint64_t bins[256], float part)
+{
+    uint64_t total = 0, before = 0;
+    uint32_t bin = 0;
+    for (int i = 0; i < 256; i++) total += bins[i];
+    if (part > 0) cut->target = (uint64_t)((double)part * (double)total);
+    if (cut->target > total) cut->target = total;
+    if (cut->target < 1) cut->target = 1;
+    while (bin < 255 && before + bins[bin] < cut->target) before += bins[bin++];
+    cut->prefix = cut->prefix << 8 | bin, cut->target -= before;
+}
+
+static void end_cut(struct cut *cut)
+{
+    if (cut->prefix < cut->limit) cut->limit = cut->prefix;
+    cut->prefix = 0;
+}
+
 static int fail(struct vm_sm *sm, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 static int fail(struct vm_sm *sm, const char *format, ...)
@@ -225,10 +279,11 @@ struct op {
     const char *name;
     int arrivals; /* of one task at its counter */
     int help;     /* 1: belongs to the helper's walk */
+    int optional; /* 1: only runs where a column wants it */
 };
 
 static const struct op op_table[] = {
-    {"end", 0, 0},
+    {"end", 0, 0, 0},
     //@slot table
 };
 
@@ -264,6 +319,7 @@ enum { WALKS = 2 * NMK_SMS };
 
 struct nmk_vm_state {
     struct vm_sm sm[NMK_SMS];
+    int awake; /* optional tasks run in this step */
     struct walk walk[WALKS];
     struct lot lot[NMK_COUNTERS]; /* one thread only */
     /* the rest: workers only */
@@ -330,12 +386,12 @@ static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
             return BROKEN;
         }
         if (op_table[d[0]].help != w->help) continue;
-        const int wait = unmet(vm, d);
+        const int asleep = op_table[d[0]].optional && !vm->state->awake, wait = asleep ? -1 : unmet(vm, d);
         if (wait >= 0) {
             *signalled = d[2 + 2 * wait];
             return BLOCKED;
         }
-        if (execute(vm, sm, d)) return BROKEN;
+        if (!asleep && execute(vm, sm, d)) return BROKEN;
         if (d[6] >= 0) {
             *signalled = d[6];
             atomic_fetch_add_explicit(counter(vm, d[6]), (uint32_t)op_table[d[0]].arrivals, memory_order_release);
@@ -556,7 +612,11 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
         s->walk[i] = (struct walk){.sm = i, .help = 0, .parked = -1};
         s->walk[NMK_SMS + i] = (struct walk){.sm = i, .help = 1, .parked = -1};
     }
-    for (int n = 0; n < NMK_COLUMNS; n++) vm->out[n] = -1;
+    s->awake = 0;
+    for (int n = 0; n < NMK_COLUMNS; n++) {
+        vm->out[n] = -1;
+        if (active(vm, n)) s->awake |= vm->control->column[n].flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS);
+    }
     return vm->threads > 1 ? step_threaded(vm, err, err_len) : step_seeded(vm, err, err_len);
 }
 

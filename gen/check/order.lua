@@ -13,9 +13,9 @@ local LOAD, COMPUTE, STORE = hb.ROLE.load, hb.ROLE.compute, hb.ROLE.store
 local function known_own(later, n, earlier, m)
   local role, time, own = earlier.role, earlier.time[m], later.own[n]
   if earlier.sm[m] ~= later.sm[n] or role == STORE and later.role == STORE then return false end
-  if (own >> ((role - 1) * 16) & 0xffff) >= time then return true end
+  if (own >> ((role - 1) * 12) & 0xfff) >= time then return true end
   local also = earlier.also
-  return also ~= nil and later.role ~= also and (own >> ((also - 1) * 16) & 0xffff) >= time
+  return also ~= nil and later.role ~= also and (own >> ((also - 1) * 12) & 0xfff) >= time
 end
 
 local function touch(later, n, earlier, m)
@@ -63,20 +63,20 @@ function M:in_bounds(group, buffer, claim)
 end
 
 -- Whose each unit is that a group writes, and whether that is all of the buffer. Two tasks of a node may not write the
--- same; claimed units are somebody's, each once, by the op's contract.
-function M:written_units(group, buffer, claim)
+-- same, but may add to it; claimed units are somebody's, each once, by the op's contract.
+function M:written_units(group, buffer, claim, adds)
   local owner, count = {}, 0
   if claim then return owner, true end
   for n = 1, group.n do
     for unit = group.lo[n], group.hi[n] - 1, group.step[n] do
       local other = owner[unit]
-      if other then
+      if other and not adds then
         self:report("twice" .. group.node.name, "double arrival: %s and %s both write unit %d of %s",
           self:name(group.sm[other], group.time[other]), self:name(group.sm[n], group.time[n]), unit, buffer.name)
         return owner, false
       end
       owner[unit] = n
-      count = count + 1
+      count = count + (other and 0 or 1)
     end
   end
   return owner, count == buffer.extent
@@ -150,7 +150,7 @@ function M:order_node(plan, histories)
   for a, access in ipairs(accesses) do
     local group, buffer = plan.groups[a], self.g.buffer[node.bind[access.name]]
     if access.writes and bounded[a] then
-      local units, full = self:written_units(group, buffer, access.claim)
+      local units, full = self:written_units(group, buffer, access.claim, access.adds)
       if full then
         histories[buffer] = { full = true, units = {} }
       elseif not histories[buffer].full then

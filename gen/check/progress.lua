@@ -8,7 +8,7 @@ local ops = require("ops")
 local M = {}
 
 local ROLE = hb.ROLE
-local LOAD, COMPUTE, STORE, HELP = ROLE.load, ROLE.compute, ROLE.store, ROLE.help
+local LOAD, COMPUTE, STORE, HELP, OPTIONAL = ROLE.load, ROLE.compute, ROLE.store, ROLE.help, ROLE.optional
 local ROLES = #hb.ROLES
 local WORDS, AT = ops.WORDS, ops.AT
 local W_WAIT_A, W_ARRIVALS_A, W_WAIT_B, W_ARRIVALS_B = AT.wait_a, AT.arrivals_a, AT.wait_b, AT.arrivals_b
@@ -121,7 +121,7 @@ function M:note(plan, a, words, start, sm, time)
   end
   local n = group.n
   group.base[n] = base
-  group.own[n] = loaded | computed << 16 | own[at + STORE] << 32 | own[at + HELP] << 48
+  group.own[n] = loaded | computed << 12 | own[at + STORE] << 24 | own[at + HELP] << 36 | own[at + OPTIONAL] << 48
 end
 
 function M:arrive(signal, role, sm)

@@ -5,10 +5,10 @@ local ops = require("ops")
 local M = {}
 
 -- What the kernel is built like (templates/prelude.cuh, megakernel.cu); its static_asserts know the exact sizes.
-local SHARED_REST_BYTES = 28672         -- job buffers, descriptors, route and attention tables
+local SHARED_REST_BYTES = 31104         -- job buffers, descriptors, tables of route, attention and sampling
 local REGISTERS = { { warps = 8, each = 200 }, { warps = 4, each = 104 } }
 local LANES = 32
-local MAX_LIST = 4095                   -- a hang record names the task in 12 bits
+local MAX_LIST = 4095                   -- hang records and the clocks of order.lua have 12 bits for a task
 
 local UNIT, KIB = memory.UNIT, memory.KIB
 local WORDS = ops.WORDS

@@ -9,6 +9,17 @@ M.STAGE_BYTES = 16384
 M.PAGE_TOKENS = 64
 M.OUT_RING = 1024
 M.STOP_IDS = 16
+-- Most alternatives to a token whose log-probabilities a step gives.
+M.TOPS = 20
+-- Bits of nmk_column.flags.
+M.FLAGS = {
+  { "SAMPLES", 1 },             -- a token is drawn here
+  { "FILTERS", 2 },             -- from a part of the distribution: any of top_k, top_p, min_p
+  { "CUTS_K", 4 },              -- top_k
+  { "CUTS_P", 8 },              -- top_p
+  { "ADJUSTS", 16 },            -- logits are changed by nmk_adjust and the penalties first
+  { "LOGPROBS", 32 },
+}
 -- compute begins, compute has waited, store is done, help is done
 M.TRACE_STAMPS = 4
 
@@ -24,13 +35,17 @@ local STRUCTS = {
     { "i32", "base", "first position of the sequence that this step computes; pages hold what is before it" },
     { "i32", "group", "first column of the same sequence in this step" },
     { "i32", "slot", "row of the page tables" },
-    { "i32", "flags", "1: sample here" },
+    { "i32", "flags", "NMK_COLUMN_..." },
     { "i32", "remaining", "tokens still allowed" },
     { "f32", "temperature", "0: greedy" },
     { "u32", "seed_lo", "" },
     { "u32", "seed_hi", "" },
-    { "i32", "out", "row of the output ring" },
-    { "i32", "pad", "", 5 },
+    { "i32", "top_k", "" },
+    { "f32", "top_p", "" },
+    { "f32", "min_p", "0: off" },
+    { "f32", "presence", "penalties; of the last, 1 is off" },
+    { "f32", "frequency", "" },
+    { "f32", "repetition", "" },
   },
   {
     name = "nmk_control", device = true,
@@ -41,6 +56,20 @@ local STRUCTS = {
     { "i32", "pad", "", 15 },
   },
   {
+    name = "nmk_adjust", device = true, bytes = 8,
+    comment = "What a slot's sequence does to one token's logit.",
+    { "f32", "bias", "" },
+    { "u32", "seen", "times generated; NMK_SEEN_PROMPT: it is in the prompt too" },
+  },
+  {
+    name = "nmk_tops", device = true,
+    comment = "Log-probabilities of one column's step, by the model alone.",
+    { "f32", "chosen", "of the token given" },
+    { "i32", "pad", "" },
+    { "i32", "id", "the most likely tokens, best first", M.TOPS },
+    { "f32", "logprob", "", M.TOPS },
+  },
+  {
     name = "nmk_hang", device = true, bytes = 16,
     comment = "A wait that did not end. word: 0, or 1 << 31 | role << 20 | sm << 12 | task.",
     { "u32", "word", "" },
@@ -49,7 +78,7 @@ local STRUCTS = {
     { "u32", "got", "" },
   },
   {
-    name = "nmk_params", device = true, bytes = 152,
+    name = "nmk_params", device = true, bytes = 168,
     comment = "The kernel's argument. Addresses are the device's.",
     { "u64", "weights", "" },
     { "u64", "arena", "activation buffers" },
@@ -63,6 +92,8 @@ local STRUCTS = {
     { "u64", "tickets", "u32 [NMK_TICKETS][2], one per 128 bytes" },
     { "u64", "rope", "float [position][head_dim / 2][2]: cos, sin" },
     { "u64", "out", "i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1" },
+    { "u64", "tops", "struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory" },
+    { "u64", "adjust", "struct nmk_adjust [slot][vocab]" },
     { "u64", "hang", "struct nmk_hang [NMK_SMS][4 roles] in mapped host memory: each role's first wait for a counter" },
     { "u64", "abort", "u32: the word of a wait that was given up" },
     { "u64", "trace", "0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task" },
@@ -198,6 +229,11 @@ local function all_constants(model, g, registry)
   add("OUT_RING", M.OUT_RING)
   add("TRACE_STAMPS", M.TRACE_STAMPS)
   add("STOP_IDS", M.STOP_IDS)
+  add("TOPS", M.TOPS)
+  for _, flag in ipairs(M.FLAGS) do
+    add("COLUMN_" .. flag[1], flag[2])
+  end
+  add("SEEN_PROMPT", 0x40000000)
   for _, name in ipairs(writer.sorted(values)) do
     add(name:upper(), values[name])
   end
@@ -341,6 +377,8 @@ extern const uint64_t nmk_hash; /* the same as NMK_HASH in megakernel.cu */
 extern const char *const nmk_model_name;
 extern const char *const nmk_target_arch;
 extern const int nmk_in_flight[NMK_COLUMNS]; /* stages in flight per SM, by live columns - 1 */
+/* Weights that a step streams, by live columns - 1, each byte once, if all experts are chosen alike. */
+extern const int64_t nmk_step_weight_bytes[NMK_COLUMNS];
 extern const nmk_array nmk_arrays[];
 extern const int nmk_array_count;
 extern const nmk_tensor nmk_tensors[];

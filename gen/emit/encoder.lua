@@ -5,6 +5,7 @@
 -- a run) are stored relative to their first entry, so all layers share them.
 local abi = require("emit.abi")
 local ops = require("ops")
+local plan = require("plan")
 local writer = require("emit.writer")
 
 local M = {}
@@ -223,6 +224,16 @@ local function emit_names(w, ctx)
   emit_strings(w, "nmk_counter_names[]", #counters > 0 and counters or { "?" })
 end
 
+local function emit_step_bytes(w, ctx)
+  local values, bytes = ctx.model.family_module.values(ctx.model), {}
+  for b = 1, ctx.model.schedule.columns do
+    bytes[b] = ("%d"):format(math.floor(plan.weight_bytes(ctx.graph, values, b)))
+  end
+  w:open("const int64_t nmk_step_weight_bytes[NMK_COLUMNS] = {")
+  w:wrap(bytes)
+  w:close("};")
+end
+
 local function emit_facts(w, ctx)
   w:line("const uint64_t nmk_hash = %s;", ctx.hash)
   w:line("const char *const nmk_model_name = %s;", writer.string(ctx.model.name))
@@ -232,6 +243,7 @@ local function emit_facts(w, ctx)
     in_flight[i] = tostring(ctx.model.schedule.in_flight[i])
   end
   w:line("const int nmk_in_flight[NMK_COLUMNS] = {%s};", table.concat(in_flight, ", "))
+  emit_step_bytes(w, ctx)
   w:line("")
 end
 

@@ -112,6 +112,9 @@ local function emit_case(w, group, role)
   if before then
     w:line("const op_%s::Before b = op_%s::before(c, t);", op.name, op.name)
   end
+  if op.optional then
+    w:line("if (__builtin_expect(!c.awake(), 1)) goto %s_done;", role)
+  end
   if op.wait == role and (role ~= "compute" or before) then
     w:line("c.wait_task(d);")
   end

@@ -117,20 +117,34 @@ function M.buffers(m)
     { name = "h", bytes = v.expert_slots * cols * s.expert_ff * 2, extent = v.h_units },
     { name = "dense_h", bytes = cols * s.dense_ff * 2, extent = s.dense_ff },
     { name = "cand", bytes = m.target.sms * 2 * cols * 8, extent = m.target.sms },
+    { name = "scores", bytes = cols * s.vocab * 4, extent = s.vocab // 16 },
+    { name = "raw_logits", bytes = cols * s.vocab * 4, extent = s.vocab // 16 },
+    { name = "cuts", bytes = 7 * cols * 256 * 8, extent = 7 * cols },           -- as ops/cut.cu counts
+    { name = "drawn", bytes = m.target.sms * cols * 8, extent = m.target.sms },
+    { name = "tops", bytes = m.target.sms * cols * 41 * 4, extent = m.target.sms }, -- as ops/draw.cu lays them out
   }
 end
 
 function M.front(m)
-  return { { op = "embed", tiles = m.shape.hidden // 16, weights = { weight_kib = { array = "embed", layer = 0 } } } }
+  return {
+    { op = "embed", tiles = m.shape.hidden // 16, weights = { weight_kib = { array = "embed", layer = 0 } } },
+    { op = "clear_cuts" },
+  }
 end
 
 function M.back(m)
   local s = m.shape
-  return {
+  local nodes = {
     { op = "norm", weights = { gamma_kib = { array = "norm", layer = s.layers } } },
     { op = "lm_head", tiles = s.vocab // 16, weights = { weight_kib = { array = "embed", layer = 0 } } },
-    { op = "sample" },
   }
+  -- Three digits of where top_k cuts, three of where top_p does.
+  for unit = 0, 5 do
+    nodes[#nodes + 1] = { op = "cut", tiles = s.vocab // 16, fields = { unit = unit } }
+  end
+  nodes[#nodes + 1] = { op = "draw", tiles = s.vocab // 16 }
+  nodes[#nodes + 1] = { op = "sample" }
+  return nodes
 end
 
 function M.block(i, m)

@@ -1,31 +1,37 @@
 /*@op
   name     = "lm_head",
-  summary  = "best (logit or Gumbel-perturbed logit, id) per column over the SM's rows of the embedding",
+  summary  = "best (score, id) per column over the SM's rows of the embedding, perturbed or not; scores for who asks",
   pipeline = "gemm_x",
   params   = { {"hidden", "i32"}, {"vocab", "i32"}, {"logit_scale", "f32"} },
   tile     = "spread",
   task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
   reads    = { {"xn", "bf16", role = "compute", scope = "sm"}, {"control", role = "store", launch = "older"} },
-  writes   = { {"cand", "f32", role = "store", lo = "sm", hi = "sm+1"} },
+  writes   = { {"cand", "f32", role = "store", lo = "sm", hi = "sm+1"},
+               {"scores", "f32", role = "store", lo = "tile", hi = "tile+tiles"},
+               {"raw_logits", "f32", role = "store", lo = "tile", hi = "tile+tiles"} },
   cost     = "tiles*32*hidden",
 @*/
 //@device store
-/* A candidate is better with a larger value; ties go to the lower id. */
-DEVICE void keep_better(float &value, int &id, float v, int i)
+/* A logit after bias and penalties. */
+DEVICE float adjusted(const Storer &c, const nmk_column &n, int slot, int token, float logit)
 {
-    if (v > value || (v == value && i < id)) value = v, id = i;
+    const uint2 a = __ldcg((const uint2 *)c.p.adjust + (u64)slot * P::vocab + token);
+    return nmk_adjusted(logit, __uint_as_float(a.x), a.y, n.presence, n.frequency, n.repetition);
 }
 
+/* What of a column leaves the SM: its best candidate, for those that are cut the score of every token (draw perturbs
+ * what is left of them), for log-probabilities every logit. */
 DEVICE void store(Storer &c, const Task &t)
 {
     const nmk_control *control = (const nmk_control *)c.p.control;
     float best[2] = {-INFINITY, -INFINITY}, heat[2] = {0, 0};
-    int id[2] = {0x7fffffff, 0x7fffffff};
+    int id[2] = {0x7fffffff, 0x7fffffff}, flags[2] = {0, 0};
     nmk_noise key[2] = {{0, 0}, {0, 0}};
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const nmk_column *n = &control->column[2 * c.t() + j];
         if (!c.live(2 * c.t() + j)) continue;
+        flags[j] = c.s.flags[2 * c.t() + j];
         heat[j] = __ldcg(&n->temperature);
         key[j] = nmk_noise_key(__ldcg(&n->seed_lo), __ldcg(&n->seed_hi), c.s.pos[2 * c.t() + j]);
     }
@@ -35,15 +41,29 @@ DEVICE void store(Storer &c, const Task &t)
         float v[4];
         c.wait_job();
         c.take(v);
+#pragma unroll
+        for (int k = 0; k < 4; k++) v[k] *= P::logit_scale;
+        if ((flags[0] | flags[1]) & (NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS)) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int token = (t.tile + i) * 16 + c.g() + 8 * (k >> 1), n = 2 * c.t() + (k & 1);
+                if (flags[k & 1] & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[n * P::vocab + token] = v[k];
+                if (flags[k & 1] & NMK_COLUMN_ADJUSTS)
+                    v[k] = adjusted(c, control->column[n], c.s.table_row[n], token, v[k]);
+            }
+        }
         /* one copy of the noise: the four values in turn */
 #pragma unroll 1
         for (int k = 0; k < 4; k++) {
             const int token = (t.tile + i) * 16 + c.g() + 8 * (k >> 1);
-            float logit = (k == 0 ? v[0] : k == 1 ? v[1] : k == 2 ? v[2] : v[3]) * P::logit_scale;
+            float score = k == 0 ? v[0] : k == 1 ? v[1] : k == 2 ? v[2] : v[3];
             const float h = k & 1 ? heat[1] : heat[0];
-            if (h > 0) logit = __fdividef(logit, h) + gumbel(k & 1 ? key[1] : key[0], token);
-            if (k & 1) keep_better(best[1], id[1], logit, token);
-            else keep_better(best[0], id[0], logit, token);
+            if (h > 0) score = __fdividef(score, h);
+            if ((k & 1 ? flags[1] : flags[0]) & NMK_COLUMN_FILTERS)
+                c.buffer<float>(t.scores)[(2 * c.t() + (k & 1)) * P::vocab + token] = score;
+            else if (h > 0) score += gumbel(k & 1 ? key[1] : key[0], token);
+            if (k & 1) keep_better(best[1], id[1], score, token);
+            else keep_better(best[0], id[0], score, token);
         }
     }
     const int rows = NMK_SMS * WARPS_STORE, row = blockIdx.x * WARPS_STORE + c.index;
@@ -51,9 +71,7 @@ DEVICE void store(Storer &c, const Task &t)
     int *which = (int *)(value + rows * NMK_COLUMNS);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-#pragma unroll
-        for (int s = 4; s <= 16; s <<= 1)
-            keep_better(best[j], id[j], __shfl_xor_sync(~0u, best[j], s), __shfl_xor_sync(~0u, id[j], s));
+        warp_best(best[j], id[j], 4);
         const int n = 2 * c.t() + j, at = row * NMK_COLUMNS + n;
         if (c.g() == 0 && c.stored(n)) value[at] = best[j], which[at] = id[j];
     }
@@ -67,9 +85,17 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     const nmk_noise key = nmk_noise_key(c->seed_lo, c->seed_hi, c->pos);
     struct candidate best = {-INFINITY, INT32_MAX};
     for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16 && row < P.vocab; row++) {
-        if (!active(vm, n) || !(c->flags & 1)) break;
+        if (!active(vm, n) || !(c->flags & NMK_COLUMN_SAMPLES)) break;
+        const size_t at = (size_t)n * P.vocab + (size_t)row;
         float v = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), sm->xn[n], P.hidden) * P.logit_scale;
-        if (c->temperature > 0) v = v / c->temperature + noise(key, row);
+        if (c->flags & NMK_COLUMN_LOGPROBS) ((float *)buffer(vm, t.raw_logits))[at] = v;
+        if (c->flags & NMK_COLUMN_ADJUSTS) {
+            const struct nmk_adjust *a = &vm->adjust[(size_t)c->slot * P.vocab + (size_t)row];
+            v = nmk_adjusted(v, a->bias, a->seen, c->presence, c->frequency, c->repetition);
+        }
+        if (c->temperature > 0) v = v / c->temperature;
+        if (c->flags & NMK_COLUMN_FILTERS) ((float *)buffer(vm, t.scores))[at] = v;
+        else if (c->temperature > 0) v += noise(key, row);
         better(&best, v, row);
     }
     const int at = sm->id * 2 * NMK_COLUMNS + n; /* two rows an SM, one for each of the device's storer warps */

@@ -4,31 +4,64 @@
   params  = { {"vocab", "i32"} },
   tile    = "columns",
   task    = { {"column", "i32"} },
-  reads   = { {"cand", "f32", role = "help", lo = "0", hi = "sms"} },
+  reads   = { {"cand", "f32", role = "help", lo = "0", hi = "sms"},
+              {"drawn", "f32", role = "help", lo = "0", hi = "sms"},
+              {"tops", "f32", role = "help", lo = "0", hi = "sms"},
+              {"raw_logits", "f32", role = "help", lo = "0", hi = "vocab//16"} },
   writes  = { {"control", role = "help", launch = "later"} },
   cost    = "0",
 @*/
 //@device help
+/* Log-probabilities of the column's token and of the most likely ones, to the host. */
+DEVICE void tell_logprobs(Helper &c, const Task &t, int id)
+{
+    constexpr int all = NMK_SMS * NMK_TOPS, round = 32 * ((NMK_SMS + 31) / 32);
+    const float *value = c.buffer<float>(t.tops) + t.column * (NMK_SMS * (2 * NMK_TOPS + 1)), *sums = value + 2 * all;
+    const float logit = __ldcg(c.buffer<float>(t.raw_logits) + t.column * P::vocab + id);
+    static_assert(all % 16 == 0, "scan takes multiples of 16");
+    /* in the order of SMs, so of ids: among equals the first is the lower id */
+    Tops tops = {-INFINITY, 0x7fffffff};
+    c.scan<1>(value, all, [&](bool inside, int i, float v) {
+        tops.offer(inside ? v : -INFINITY, inside ? i : 0x7fffffff);
+    });
+    const float most = __shfl_sync(~0u, tops.value, 0);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < round; i += 32) {
+        const int sm = min(i + c.lane, NMK_SMS - 1);
+        const float part = __ldcg(sums + sm) * exp2_fast((__ldcg(value + sm * NMK_TOPS) - most) * 1.4426950408889634f);
+        if (i + c.lane < NMK_SMS) sum += part;
+    }
+#pragma unroll 1
+    for (int i = 1; i <= 16; i <<= 1) sum += __shfl_xor_sync(~0u, sum, i);
+    const float norm = most + __logf(sum);
+    nmk_tops *to = (nmk_tops *)c.p.tops + (u64)c.p.out_row * NMK_COLUMNS + t.column;
+    if (c.lane == 0) to->chosen = logit - norm;
+    if (c.lane >= NMK_TOPS || tops.id >= all) return;
+    to->id[c.lane] = __ldcg((const int *)value + all + tops.id), to->logprob[c.lane] = tops.value - norm;
+}
+
 DEVICE void help(Helper &c, const Task &t)
 {
-    const int rows = NMK_SMS * WARPS_STORE, n = t.column;
+    const int n = t.column, flags = c.live(n) ? c.s.flags[n] : 0;
+    const bool filtered = flags & NMK_COLUMN_FILTERS;
+    const int rows = NMK_SMS * (filtered ? 1 : WARPS_STORE);
     int *out = (int *)c.p.out + (u64)c.p.out_row * NMK_COLUMNS + n;
-    const float *value = c.buffer<float>(t.cand);
+    const float *value = filtered ? c.buffer<float>(t.drawn) : c.buffer<float>(t.cand);
     const int *which = (const int *)(value + rows * NMK_COLUMNS);
     float best = -INFINITY;
     int id = 0x7fffffff;
-    auto keep = [&](float v, int i) {
-        if (v > best || (v == best && i < id)) best = v, id = i;
-    };
-#pragma unroll 1
-    for (int r = c.lane; r < rows; r += 32)
-        keep(__ldcg(value + r * NMK_COLUMNS + n), __ldcg(which + r * NMK_COLUMNS + n));
 #pragma unroll
-    for (int s = 1; s <= 16; s <<= 1) keep(__shfl_xor_sync(~0u, best, s), __shfl_xor_sync(~0u, id, s));
+    for (int r = 0; r < NMK_SMS * WARPS_STORE; r += 32) { /* again the last one does no harm */
+        const int at = min(r + c.lane, rows - 1) * NMK_COLUMNS + n;
+        keep_better(best, id, __ldcg(value + at), __ldcg(which + at));
+    }
+    warp_best(best, id, 1);
     nmk_control *control = (nmk_control *)c.p.control;
     nmk_column *column = &control->column[n];
-    const bool sampled = c.live(n) && (__ldcg(&column->flags) & 1);
+    const bool sampled = flags & NMK_COLUMN_SAMPLES;
     if (sampled && (u32)id >= (u32)P::vocab) id = 0; /* every logit was NaN */
+    if (flags & NMK_COLUMN_LOGPROBS) tell_logprobs(c, t, id);
     bool stop = false;
     const int stops = __ldcg(&control->stop_count);
     if (c.lane < stops) stop = __ldcg(&control->stop_ids[c.lane]) == id;
@@ -37,6 +70,7 @@ DEVICE void help(Helper &c, const Task &t)
     /* below -1: nothing of this step counts, somebody gave up a wait */
     *out = load_relaxed((const u32 *)c.p.abort) ? -2 : sampled ? id : -1;
     if (!sampled) return;
+    if (flags & NMK_COLUMN_ADJUSTS) ((nmk_adjust *)c.p.adjust)[(u64)c.s.table_row[n] * P::vocab + id].seen++;
     const int remaining = __ldcg(&column->remaining) - 1, pos = c.s.pos[n] + 1;
     column->token = id;
     column->remaining = remaining;
@@ -45,13 +79,29 @@ DEVICE void help(Helper &c, const Task &t)
 }
 
 //@reference
-const float *value = buffer(vm, t.cand);
-const int32_t *id = (const int32_t *)(value + NMK_SMS * 2 * NMK_COLUMNS);
 struct nmk_column *c = &vm->control->column[t.column];
 struct candidate best = {-INFINITY, INT32_MAX};
-if (!active(vm, t.column) || !(c->flags & 1)) return 0;
-for (int i = 0; i < NMK_SMS * 2; i++) better(&best, value[i * NMK_COLUMNS + t.column], id[i * NMK_COLUMNS + t.column]);
+if (!active(vm, t.column) || !(c->flags & NMK_COLUMN_SAMPLES)) return 0;
+const int filtered = c->flags & NMK_COLUMN_FILTERS, rows = NMK_SMS * (filtered ? 1 : 2);
+const float *value = filtered ? buffer(vm, t.drawn) : buffer(vm, t.cand);
+const int32_t *id = (const int32_t *)(value + rows * NMK_COLUMNS);
+for (int i = 0; i < rows; i++) better(&best, value[i * NMK_COLUMNS + t.column], id[i * NMK_COLUMNS + t.column]);
 if (best.id < 0 || best.id >= P.vocab) return fail(sm, "no logit of column %d is a number", t.column);
+if (c->flags & NMK_COLUMN_LOGPROBS) {
+    const float *tops = (const float *)buffer(vm, t.tops) + t.column * NMK_SMS * (2 * NMK_TOPS + 1);
+    const float *logit = (const float *)buffer(vm, t.raw_logits) + (size_t)t.column * P.vocab;
+    const int32_t *ids = (const int32_t *)tops + NMK_SMS * NMK_TOPS;
+    struct candidate top[NMK_TOPS];
+    float sum = 0;
+    no_tops(top);
+    for (int i = 0; i < NMK_SMS * NMK_TOPS; i++) offer(top, tops[i], ids[i]);
+    for (int i = 0; i < NMK_SMS; i++)
+        sum += tops[NMK_SMS * 2 * NMK_TOPS + i] * expf(tops[i * NMK_TOPS] - top[0].value);
+    struct nmk_tops *to = &vm->tops[t.column];
+    to->chosen = logit[best.id] - top[0].value - logf(sum);
+    for (int i = 0; i < NMK_TOPS; i++) to->id[i] = top[i].id, to->logprob[i] = top[i].value - top[0].value - logf(sum);
+}
+if (c->flags & NMK_COLUMN_ADJUSTS) vm->adjust[(size_t)c->slot * P.vocab + best.id].seen++;
 vm->out[t.column] = c->token = best.id;
 c->base = ++c->pos;
 c->remaining--;

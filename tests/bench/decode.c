@@ -1,7 +1,7 @@
 /* Decode speed: tokens/s, ms a step, bytes a step, and the fraction of the bound that the memory allows, with that
  * memory's read bandwidth measured in the same run.
  *
- * bench-decode [--checkpoint DIR | --random-weights SEED] [--batch 1,8] [--context 8192] [--steps N] [--temperature T]
+ * bench-decode [--checkpoint DIR | --random-weights SEED] [--batch 1,8] [--context 8192] [--steps N] [--sampling greedy,top_p,...]
  *              [--ring N] [--in-flight N] [--kernel FILE.cu]
  *
  * Every case: fresh random tokens, random keys and values, `steps` steps queued back to back after a warm-up, positions
@@ -13,6 +13,7 @@
 
 #include "cuda.h"
 #include "engine.h"
+#include "samplings.h"
 #include "util.h"
 
 enum { WARM_UP = 24, MOST_STEPS = 4096, MOST_CASES = 16, BANDWIDTH_RUNS = 9 };
@@ -122,7 +123,7 @@ static uint32_t random_word(void) {
     return (uint32_t)(s >> 32);
 }
 
-static int run_case(nmk_engine *g, int batch, int context, int steps, float temperature, double bandwidth, nmk_err *e) {
+static int run_case(nmk_engine *g, int batch, int context, int steps, int sampling, double bandwidth, nmk_err *e) {
     static double ms[MOST_STEPS];
     nmk_column column[NMK_COLUMNS];
     double before, after, always, expert, low, high;
@@ -130,16 +131,11 @@ static int run_case(nmk_engine *g, int batch, int context, int steps, float temp
     for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
     for (int r = 0; r < batch; r++) {
         if (nmk_engine_take_row(g, r, context + WARM_UP + steps + 1, e)) goto out;
-        column[r] = (nmk_column){.token = (int)(random_word() % NMK_VOCAB),
-                                 .pos = context,
-                                 .base = context,
-                                 .group = r,
-                                 .slot = r,
-                                 .flags = 1,
-                                 .remaining = 1 << 30,
-                                 .temperature = temperature,
-                                 .seed_lo = random_word(),
-                                 .seed_hi = 1};
+        nmk_sampler sampler = samplings[sampling].sampler;
+        const int32_t token = (int32_t)(random_word() % NMK_VOCAB);
+        sampler.seed = 1ull << 32 | random_word();
+        if (nmk_engine_set_adjust(g, r, &sampler, &token, 1, NULL, 0, e)) goto out;
+        column[r] = nmk_column_decode(&sampler, r, r, token, context, 1 << 30);
     }
     if (nmk_engine_set_columns(g, column, e) || nmk_engine_run(g, WARM_UP, batch, NULL, NULL, e) ||
         active_experts(g, &before, e) || nmk_engine_run(g, steps, batch, ms, NULL, e) || active_experts(g, &after, e))
@@ -153,9 +149,9 @@ static int run_case(nmk_engine *g, int batch, int context, int steps, float temp
     const double active = (after - before) / steps;
     const double bytes = always + expert * active + batch * seen * token;
     const double t = median(ms, steps, &low, &high);
-    printf("| %d | %d | %.3f (%.3f-%.3f) | %.1f | %.1f | %.2f | %.0f | %.3f | %.1f %% |\n", batch, context, t, low,
-           high, batch * 1e3 / t, active / moe_layers, bytes * 1e-9, bytes / (t * 1e-3) * 1e-9, bytes / bandwidth * 1e3,
-           100 * bytes / bandwidth * 1e3 / t);
+    printf("| %d | %d | %s | %.3f (%.3f-%.3f) | %.1f | %.1f | %.2f | %.0f | %.3f | %.1f %% |\n", batch, context,
+           samplings[sampling].name, t, low, high, batch * 1e3 / t, active / moe_layers, bytes * 1e-9,
+           bytes / (t * 1e-3) * 1e-9, bytes / bandwidth * 1e3, 100 * bytes / bandwidth * 1e3 / t);
     fflush(stdout);
     rc = 0;
 out:
@@ -169,11 +165,24 @@ static int numbers(const char *text, int *list) {
     return n;
 }
 
+/* Names, comma after comma; -1: one is unknown. */
+static int sampling_list(const char *text, int *list) {
+    int n = 0;
+    while (*text && n < MOST_CASES) {
+        size_t length = strcspn(text, ",");
+        list[n] = -1;
+        for (int i = 0; i < SAMPLINGS; i++)
+            if (strlen(samplings[i].name) == length && !strncmp(samplings[i].name, text, length)) list[n] = i;
+        if (list[n++] < 0) return -1;
+        text += length + (text[length] == ',');
+    }
+    return n;
+}
+
 int main(int argc, char **argv) {
     nmk_options o = {.random_weights = true, .weights_seed = 1, .steps_ahead = 32};
     int batch[MOST_CASES] = {1, 2, 4, 8}, context[MOST_CASES] = {8192}, batches = 4, contexts = 1, steps = 200,
-        longest = 0;
-    float temperature = 0;
+        longest = 0, sampling[MOST_CASES] = {0}, kinds = 1;
     nmk_err e = {0};
     nmk_engine *g = NULL;
     double bandwidth = 0;
@@ -189,8 +198,8 @@ int main(int argc, char **argv) {
             contexts = numbers(v, context);
         else if (!strcmp(argv[i], "--steps"))
             steps = atoi(v);
-        else if (!strcmp(argv[i], "--temperature"))
-            temperature = (float)atof(v);
+        else if (!strcmp(argv[i], "--sampling"))
+            kinds = sampling_list(v, sampling);
         else if (!strcmp(argv[i], "--ring"))
             o.ring_stages = atoi(v);
         else if (!strcmp(argv[i], "--kernel"))
@@ -199,6 +208,11 @@ int main(int argc, char **argv) {
             o.in_flight = atoi(v);
         else
             return fprintf(stderr, "bench-decode: unknown flag %s\n", argv[i]), 2;
+    }
+    if (kinds < 1) {
+        fprintf(stderr, "bench-decode: --sampling: a list of");
+        for (int i = 0; i < SAMPLINGS; i++) fprintf(stderr, " %s", samplings[i].name);
+        return fprintf(stderr, "\n"), 2;
     }
     if (steps < 1 || steps > MOST_STEPS) return fprintf(stderr, "bench-decode: --steps: 1 to %d\n", MOST_STEPS), 2;
     for (int i = 0; i < contexts; i++)
@@ -212,14 +226,15 @@ int main(int argc, char **argv) {
     printf("%s on %s: kernel %.3f s (%s), weights %.1f s, %d registers, %d bytes of spills, %zu bytes of code\n",
            s.model, s.device, s.kernel_seconds, s.kernel_cached ? "cached" : "compiled", s.weights_seconds, s.registers,
            s.spill_bytes, s.code_bytes);
-    printf("read bandwidth of this GPU in this run: %.0f GB/s; %d steps a case after %d; temperature %g\n\n",
-           bandwidth * 1e-9, steps, WARM_UP, (double)temperature);
+    printf("read bandwidth of this GPU in this run: %.0f GB/s; %d steps a case after %d\n\n", bandwidth * 1e-9, steps,
+           WARM_UP);
     printf(
-        "| batch | context | ms/step median (p5-p95) | tokens/s | experts/layer | GB/step | GB/s | bound ms | of the bound |\n|--|--|--|--|--|--|--|--|--|\n");
+        "| batch | context | sampling | ms/step median (p5-p95) | tokens/s | experts/layer | GB/step | GB/s | bound ms | of the bound |\n|--|--|--|--|--|--|--|--|--|--|\n");
     int rc = 0;
     for (int c = 0; c < contexts && !rc; c++)
         for (int b = 0; b < batches && !rc; b++)
-            rc = run_case(g, batch[b], context[c], steps, temperature, bandwidth, &e);
+            for (int k = 0; k < kinds && !rc; k++)
+                rc = run_case(g, batch[b], context[c], steps, sampling[k], bandwidth, &e);
     if (rc) fprintf(stderr, "bench-decode: %s\n", e.text);
     nmk_engine_close(g);
     return rc != 0;

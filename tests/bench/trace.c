@@ -1,7 +1,9 @@
 /* Where a step's time goes: for every op, how long the consumers of an SM spend in a task and how much of that they
  * wait for other SMs, and how far behind the storers and the helper are.  Mean over SMs, layers and steps, in us.
  *
- * bench-trace [--batch N] [--context N] [--kernel FILE.cu]     random weights, keys and values */
+ * Then the helper's tasks after the layers, one after the other: the sampling.
+ *
+ * bench-trace [--batch N] [--context N] [--top-p P] [--kernel FILE.cu]     random weights, keys and values */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,15 @@ typedef struct {
     double total, waited, store, help;
     long tasks, waits, stores, helps;
 } op_time;
+
+/* The helper's tasks after the last layer, of an SM without one of `sample`: the time since the one before. */
+typedef struct {
+    double clocks;
+    long count;
+    int opcode;
+} tail_time;
+
+static tail_time tail[NMK_MAX_TASKS];
 
 static uint64_t trace[NMK_SMS][NMK_MAX_TASKS][STAMPS];
 
@@ -38,14 +49,31 @@ static void add(const int32_t *lists, op_time *op, double *clocks) {
         }
 }
 
+static void add_tail(const int32_t *lists) {
+    for (int sm = NMK_COLUMNS; sm < NMK_SMS; sm++) {
+        const int32_t *d = lists + (size_t)sm * NMK_MAX_TASKS * NMK_DESC_WORDS;
+        uint64_t last = 0;
+        for (int t = 0, n = 0; d[0]; t++, d += NMK_DESC_WORDS) {
+            const uint64_t *s = trace[sm][t];
+            if (d[NMK_WORD_OPCODE] == NMK_OP_LM_HEAD) last = s[2]; /* a storer has stored its last candidate */
+            if (!last || !s[3]) continue;
+            tail[n].clocks += (double)(int64_t)(s[3] - last), tail[n].count++, tail[n++].opcode = d[0];
+            last = s[3];
+        }
+    }
+}
+
 int main(int argc, char **argv) {
     nmk_options o = {.random_weights = true, .weights_seed = 1, .device = "cuda:0"};
     int batch = 1, context = 8192;
+    nmk_sampler sampler = {.temperature = 0};
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--batch"))
             batch = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--context"))
             context = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--top-p"))
+            sampler.temperature = 1, sampler.top_p = (float)atof(argv[i + 1]);
         else if (!strcmp(argv[i], "--kernel"))
             o.kernel = argv[i + 1];
         else
@@ -63,13 +91,8 @@ int main(int argc, char **argv) {
     for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
     for (int r = 0; r < batch; r++) {
         if (nmk_engine_take_row(g, r, context + STEPS + 2 * WARM_UP + 1, &e)) goto out;
-        column[r] = (nmk_column){.token = 1000 + 17 * r,
-                                 .pos = context,
-                                 .base = context,
-                                 .group = r,
-                                 .slot = r,
-                                 .flags = 1,
-                                 .remaining = 1 << 30};
+        sampler.seed = (uint64_t)r;
+        column[r] = nmk_column_decode(&sampler, r, r, 1000 + 17 * r, context, 1 << 30);
     }
     if (nmk_engine_set_columns(g, column, &e) || nmk_engine_run(g, WARM_UP, batch, NULL, NULL, &e)) goto out;
     if (g->machine->calls->alloc(g->machine, &address, sizeof trace, "the trace", &e)) goto out;
@@ -84,6 +107,7 @@ int main(int argc, char **argv) {
             g->machine->calls->read(g->machine, trace, address, sizeof trace, &e))
             goto out;
         add(g->lists, op, &clocks);
+        add_tail(g->lists);
     }
     const double us =
         step_ms * 1e3 * STEPS / clocks; /* of one SM clock; the gap between steps counts as part of them */
@@ -97,6 +121,9 @@ int main(int argc, char **argv) {
                us * ratio(op[i].waited, op[i].waits), us * ratio(op[i].store, op[i].stores),
                us * ratio(op[i].help, op[i].helps), us * op[i].total / STEPS / NMK_SMS);
     }
+    printf("\n| helper after the lm_head | us since the one before |\n|--|--|\n");
+    for (int i = 0; tail[i].count; i++)
+        printf("| %s | %.2f |\n", nmk_opcode_names[tail[i].opcode], us * ratio(tail[i].clocks, tail[i].count));
 out:
     if (e.text[0]) fprintf(stderr, "bench-trace: %s\n", e.text);
     nmk_engine_close(g);

@@ -51,6 +51,9 @@ const uint64_t nmk_hash = 0x0123456789abcdefull;
 const char *const nmk_model_name = "small";
 const char *const nmk_target_arch = "sm_90a";
 const int nmk_in_flight[NMK_COLUMNS] = {1, 1, 1, 1, 2, 2, 2, 2};
+const int64_t nmk_step_weight_bytes[NMK_COLUMNS] = {
+    0, 0, 0, 0, 0, 0, 0, 0
+};
 
 const nmk_array nmk_arrays[] = {
     {"w", 2, 0, 2, 3, 16, 256, 8, 24, 8},

@@ -238,7 +238,8 @@ static int cut_step(const nmk_column *column, int layer, nmk_err *e) {
     for (int s = 0; s < NMK_SMS; s++)
         for (int i = 0; i < NMK_MAX_TASKS; i++) {
             int32_t *d = cut + ((size_t)s * NMK_MAX_TASKS + (size_t)i) * NMK_DESC_WORDS;
-            if (d[NMK_WORD_OPCODE] == NMK_OP_EMBED || (d[NMK_WORD_LAYER] >= 0 && d[NMK_WORD_LAYER] <= layer)) continue;
+            const bool front = d[NMK_WORD_OPCODE] == NMK_OP_EMBED || d[NMK_WORD_OPCODE] == NMK_OP_CLEAR_CUTS;
+            if (front || (d[NMK_WORD_LAYER] >= 0 && d[NMK_WORD_LAYER] <= layer)) continue;
             d[NMK_WORD_OPCODE] = 0;
             break;
         }

@@ -58,7 +58,7 @@ int main(void) {
     hang_case("a consumer", 5, NMK_OP_O_PROJ, 2, "layer2.combine");
     hang_case("the helper", 7, NMK_OP_COMBINE, 1, "layer1.attention");
     hang_case("the first wait", 3, NMK_OP_NORM, 0, "embed");
-    hang_case("the last wait", 1, NMK_OP_SAMPLE, -1, "lm_head");
+    hang_case("the last wait", 1, NMK_OP_SAMPLE, -1, "draw");
     nmk_engine_close(gpu);
     return failures != 0;
 }

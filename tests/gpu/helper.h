@@ -72,7 +72,7 @@ static nmk_engine *open_gpu(const char *name, int max_len, uint64_t kv_bytes) {
 }
 
 /* A decoding column: row i's token at position pos. */
-static nmk_column column_at(int i, int row, int pos) {
+__attribute__((unused)) static nmk_column column_at(int i, int row, int pos) {
     return (nmk_column){.token = (int)(rng() % NMK_VOCAB),
                         .pos = pos,
                         .base = pos,

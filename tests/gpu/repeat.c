@@ -25,6 +25,18 @@ static const nmk_buffer *last_of(const char *base) {
     return b;
 }
 
+/* How row r draws. */
+static const nmk_sampler samplers[8] = {
+    {.temperature = 0},
+    {.temperature = 0.8f},
+    {.temperature = 1, .top_p = 0.95f},
+    {.temperature = 1, .top_k = 40, .logprobs = 21},
+    {.temperature = 0.9f, .top_k = 500, .top_p = 0.9f, .min_p = 0.001f, .presence_penalty = 0.5f},
+    {.temperature = 0, .repetition_penalty = 1.3f, .frequency_penalty = 0.2f},
+    {.temperature = 2, .min_p = 0.02f, .logprobs = 1},
+    {.temperature = 1.5f, .top_p = 0.5f},
+};
+
 /* Runs STEPS steps of the rows order[0..count), column i being row order[i]; the rows keep their pages. */
 static int run_rows(const nmk_column *start, const int *order, int count, row_result (*result)[STEPS], nmk_err *e) {
     static uint8_t arena[NMK_ARENA_BYTES];
@@ -32,7 +44,11 @@ static int run_rows(const nmk_column *start, const int *order, int count, row_re
     nmk_control control;
     const nmk_buffer *x = last_of("x"), *attn = last_of("attn");
     for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
-    for (int i = 0; i < count; i++) column[i] = start[order[i]], column[i].group = i;
+    for (int i = 0; i < count; i++) {
+        const nmk_column *c = &start[order[i]];
+        column[i] = *c, column[i].group = i;
+        if (nmk_engine_set_adjust(gpu, c->slot, &samplers[order[i]], &c->token, 1, NULL, 0, e)) return -1;
+    }
     for (int s = 0; s < STEPS; s++) {
         int32_t token[NMK_COLUMNS];
         if (nmk_engine_poison(gpu, 0xff, e) || nmk_engine_step(gpu, column, token, e) ||
@@ -62,7 +78,9 @@ static void invariance(int set) {
             set == 0 ? (int[]){0, 1, 63, 64, 65, 300, 1000, 2000}[r] % (MOST_LEN - 8) : (int)(rng() % (MOST_LEN - 8));
         if (nmk_engine_take_row(gpu, r, len + 8, &e)) goto out;
         start[r] = column_at(r, r, len);
-        if (r & 1) start[r].temperature = 0.8f, start[r].seed_lo = rng();
+        nmk_sampler sampler = samplers[r];
+        sampler.seed = rng();
+        start[r] = nmk_column_decode(&sampler, r, r, start[r].token, len, 1 << 30);
     }
     for (int r = 0; r < NMK_COLUMNS; r++)
         if (run_rows(start, &r, 1, alone, &e)) goto out;

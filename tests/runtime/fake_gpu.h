@@ -11,6 +11,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cuda.h"
@@ -38,8 +39,38 @@ static struct {
     bool silent;     /* without a record */
     bool fail;       /* the next event reports an error */
     int load_result; /* of cuModuleLoadData */
-    int contexts;    /* retained */
-} fake = {.device_count = 1, .major = 9, .minor = 0, .sms = 132, .smem_bytes = 232448};
+    int memory_khz, bus_bits;
+    size_t free_bytes, total_bytes; /* free: whatever is allocated */
+    int contexts;                   /* retained */
+} fake = {.device_count = 1,
+          .major = 9,
+          .minor = 0,
+          .sms = 132,
+          .smem_bytes = 232448,
+          .memory_khz = 3201000,
+          .bus_bits = 6144,
+          .free_bytes = 256 << 20,
+          .total_bytes = 1 << 30};
+
+/* Blocks of this size stand for a GPU's memory without costing as much of the host's: they begin as zeros, and what a
+ * stream copies there is read and dropped. */
+enum { LARGE_BYTES = 64 << 20, MOST_LARGE = 64 };
+static struct {
+    char *p;
+    size_t bytes;
+} large[MOST_LARGE + 1];
+
+static int large_of(CUdeviceptr p) {
+    for (int i = 0; i < MOST_LARGE; i++)
+        if (large[i].p && p - (CUdeviceptr)(uintptr_t)large[i].p < large[i].bytes) return i;
+    return -1;
+}
+
+static void drop(const char *src, size_t bytes) {
+    volatile char seen;
+    for (size_t i = 0; i < bytes; i += 4096) seen = src[i];
+    (void)seen;
+}
 static int steps_run;
 /* In place of token + 1: called for every live column of a step, in their order; what it says counts for those that
  * sample. */
@@ -87,8 +118,10 @@ static void run_step(const nmk_params *p) {
 static void run_one(void) {
     if (queue_head == queue_tail) return;
     work *w = &queue[queue_head++ % MOST_WORK];
-    if (w->kind == COPY) memcpy((void *)(uintptr_t)w->dst, w->src, w->bytes);
-    if (w->kind == SET) memset((void *)(uintptr_t)w->dst, w->value, w->bytes);
+    bool is_large = (w->kind == COPY || w->kind == SET) && w->bytes >= 4096 && large_of(w->dst) >= 0;
+    if (w->kind == COPY && is_large) drop(w->src, w->bytes);
+    if (w->kind == COPY && !is_large) memcpy((void *)(uintptr_t)w->dst, w->src, w->bytes);
+    if (w->kind == SET && !is_large) memset((void *)(uintptr_t)w->dst, w->value, w->bytes);
     if (w->kind == STEP) run_step(&w->params);
     if (w->kind == EVENT) *w->event = true;
 }
@@ -124,6 +157,8 @@ static CUresult device_attribute(int *value, int attribute, CUdevice d) {
     *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? fake.major
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? fake.minor
              : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? fake.sms
+             : attribute == CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE        ? fake.memory_khz
+             : attribute == CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH  ? fake.bus_bits
                                                                          : fake.smem_bytes;
     return 0;
 }
@@ -140,15 +175,28 @@ static CUresult set_current(CUcontext c) {
     return 0;
 }
 static CUresult synchronize(void) { return run_all(), 0; }
-static CUresult mem_info(size_t *free_bytes, size_t *total) { return *free_bytes = 256 << 20, *total = 1 << 30, 0; }
+static CUresult mem_info(size_t *free_bytes, size_t *total) {
+    return *free_bytes = fake.free_bytes, *total = fake.total_bytes, 0;
+}
 static CUresult mem_alloc(CUdeviceptr *p, size_t bytes) {
-    if (bytes > (size_t)1 << 30) return 2;
+    if (bytes > fake.total_bytes) return 2;
+    if (bytes >= LARGE_BYTES) {
+        int i = 0, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        while (large[i].p) i++;
+        assert(i < MOST_LARGE);
+        void *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (block == MAP_FAILED) return 2;
+        large[i].p = block, large[i].bytes = bytes;
+        return *p = (CUdeviceptr)(uintptr_t)block, 0;
+    }
     void *memory = xmalloc(bytes);
     memset(memory, 0xab, bytes);
     return *p = (CUdeviceptr)(uintptr_t)memory, 0;
 }
 static CUresult mem_free(CUdeviceptr p) {
     run_all();
+    int i = large_of(p);
+    if (i >= 0) return munmap(large[i].p, large[i].bytes), large[i].p = NULL, 0;
     return free((void *)(uintptr_t)p), 0;
 }
 static CUresult host_alloc(void **p, size_t bytes, unsigned flags) {
@@ -205,6 +253,10 @@ static CUresult event_query(CUevent event) {
     if (*(bool *)event) return 0;
     run_one();
     return *(bool *)event ? 0 : CUDA_ERROR_NOT_READY;
+}
+static CUresult event_wait(CUevent event) {
+    (void)event;
+    return run_all(), 0;
 }
 static CUresult event_elapsed(float *ms, CUevent a, CUevent b) {
     (void)a, (void)b;
@@ -311,6 +363,7 @@ static int fake_install(nmk_err *e) {
         .cuEventDestroy = event_destroy,
         .cuEventRecord = event_record,
         .cuEventQuery = event_query,
+        .cuEventSynchronize = event_wait,
         .cuEventElapsedTime = event_elapsed,
         .cuModuleLoadData = module_load,
         .cuModuleUnload = module_unload,

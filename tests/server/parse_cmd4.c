@@ -250,6 +250,22 @@ static void cut(void) {
     nmk_ids_free(&ids);
 }
 
+static void citations(void) {
+    says(THINKING, "citations in reasoning and answer",
+         "<co>So</co: 0:[1]> it is.<|END_THINKING|><|START_TEXT|>It is <co>42</co: 0:[1,2],1:[0]>.<|END_TEXT|>",
+         "R(So it is.)A(It is 42.)", STOP);
+    says(ANSWERING, "an answer that is one citation", "<|START_TEXT|><co>42</co: 0:[1]><|END_TEXT|>", "A(42)", STOP);
+    says(ANSWERING, "one that a marker cuts",
+         "<|START_TEXT|>a <co>42<|END_TEXT|><|START_TEXT|></co: 0:[1]>b<|END_TEXT|>", "A(a <co>42b)", STOP);
+    says(THINKING, "one that the end cuts", "a <co>42", "R(a <co>42)", STOP);
+    says(ANSWERING, "outside of blocks", "<co>42</co: 0:[1]>", "A(42)", STOP);
+    says(ANSWERING, "a call's arguments stay as they are",
+         ACT "[{\"tool_name\":\"f\",\"parameters\":{\"a\":\"<co>x</co: 0:[1]>\"}}]" END,
+         "C0(f)0({\"a\":\"<co>x</co: 0:[1]>\"})E0+", CALLS);
+    says_with((nmk_parser_options){.show_special = true}, ANSWERING, "unless special tokens are asked for",
+              "<|START_TEXT|><co>42</co: 0:[1]><|END_TEXT|>", "A(<co>42</co: 0:[1]>)", STOP);
+}
+
 static void options(void) {
     const char *two =
         ACT "[{\"tool_name\":\"f\",\"parameters\":{\"a\":1}},{\"tool_name\":\"g\",\"parameters\":{}}]" END;
@@ -441,6 +457,7 @@ int main(void) {
     well_formed();
     malformed();
     cut();
+    citations();
     options();
     legacy();
     golden("short",

@@ -92,13 +92,13 @@ static void chat_stream(void) {
     nmk_stream_open(&s, &b);
     same("role chunk", &b, CHUNK "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" TAIL);
     nmk_stream_open(&s, &b);
-    nmk_stream_content(&s, 0, "", 0, NULL, 0, &b);
+    nmk_stream_content(&s, 0, "", 0, &b);
     nmk_stream_reasoning(&s, 0, "", 0, &b);
     nmk_stream_arguments(&s, 0, 0, "", 0, &b);
     same("nothing to say, no chunk", &b, "");
     nmk_stream_reasoning(&s, 0, "Hm", 2, &b);
     same("reasoning", &b, CHUNK "{\"index\":0,\"delta\":{\"reasoning_content\":\"Hm\",\"reasoning\":\"Hm\"}" TAIL);
-    nmk_stream_content(&s, 0, "Hi\n", 3, NULL, 0, &b);
+    nmk_stream_content(&s, 0, "Hi\n", 3, &b);
     same("content", &b, CHUNK "{\"index\":0,\"delta\":{\"content\":\"Hi\\n\"}" TAIL);
     nmk_stream_call(&s, 0, 0, "call_1", "f", &b);
     same("call", &b,
@@ -108,7 +108,7 @@ static void chat_stream(void) {
     same("arguments", &b,
          CHUNK
          "{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"a\\\":\"}}]}" TAIL);
-    nmk_stream_finish(&s, 0, NMK_ENDED_TOOL_CALLS, NULL, 0, &b);
+    nmk_stream_finish(&s, 0, NMK_ENDED_TOOL_CALLS, &b);
     same("finish", &b, CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"tool_calls\"}]}\n\n");
     nmk_usage u = {10, 5, 4, 2};
     nmk_stream_close(&s, &u, &b);
@@ -122,15 +122,15 @@ static void chat_stream(void) {
 static void other_streams(void) {
     nmk_stream s = stream(NMK_REPLY_CHAT, 2);
     nmk_buf b = {0};
-    nmk_stream_content(&s, 1, "x", 1, NULL, 0, &b);
+    nmk_stream_content(&s, 1, "x", 1, &b);
     same("the role comes first by itself", &b,
          CHUNK "{\"index\":1,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" TAIL CHUNK
                "{\"index\":1,\"delta\":{\"content\":\"x\"}" TAIL);
-    nmk_stream_finish(&s, 0, NMK_ENDED_LENGTH, NULL, 0, &b);
+    nmk_stream_finish(&s, 0, NMK_ENDED_LENGTH, &b);
     same("even before a finish", &b,
          CHUNK "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" TAIL CHUNK
                "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"length\"}]}\n\n");
-    nmk_stream_finish(&s, 1, NMK_ENDED_STOP, NULL, 0, &b);
+    nmk_stream_finish(&s, 1, NMK_ENDED_STOP, &b);
     nmk_buf_free(&b);
     nmk_stream_close(&s, NULL, &b);
     same("no usage unless asked for", &b, "data: [DONE]\n\n");
@@ -147,8 +147,8 @@ static void other_streams(void) {
 
     s = stream(NMK_REPLY_TEXT, 1);
     nmk_stream_open(&s, &b);
-    nmk_stream_content(&s, 0, "x", 1, NULL, 0, &b);
-    nmk_stream_finish(&s, 0, NMK_ENDED_STOP, NULL, 0, &b);
+    nmk_stream_content(&s, 0, "x", 1, &b);
+    nmk_stream_finish(&s, 0, NMK_ENDED_STOP, &b);
     same("a completion's stream", &b,
          "data: " HEAD("text_completion") "{\"index\":0,\"text\":\"x\"" TAIL "data: " HEAD(
              "text_completion") "{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"stop\"}]}\n\n");
@@ -158,7 +158,7 @@ static void other_streams(void) {
 }
 
 static void whole(void) {
-    nmk_reply r = {NMK_REPLY_CHAT, "ID", 7, "m"};
+    nmk_reply r = {.kind = NMK_REPLY_CHAT, .id = "ID", .created = 7, .model = "m"};
     nmk_usage u = {3, 2, 0, 0};
 #define USAGE                                                                                              \
     "\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5,\"prompt_tokens_details\":" \
@@ -195,44 +195,87 @@ static void whole(void) {
     nmk_reply_choice_free(&c[0]);
 }
 
+/* The id of the token that has just these bytes. */
+static int32_t token_of(const nmk_tokenizer *t, const char *bytes) {
+    for (int32_t id = 0; id < nmk_tokenizer_size(t); id++) {
+        size_t n = 0;
+        const char *is = nmk_tokenizer_token(t, id, &n);
+        if (is && n == strlen(bytes) && !memcmp(is, bytes, n)) return id;
+    }
+    die("the toy lacks a token");
+}
+
 static void logprobs(void) {
-    nmk_token_prob top[] = {{" a", 2, -0.25}, {"\xc3", 1, -INFINITY}};
-    nmk_logprob list[] = {{{" a", 2, -0.25}, top, 2, 0}, {{"\xa9", 1, NAN}, NULL, 0, 2}};
+    nmk_tokenizer *t = toy();
+    const int32_t a = token_of(t, " a"), c3 = token_of(t, "\xc3"), a9 = token_of(t, "\xa9");
+    const nmk_logprob list[] = {
+        {.token = a, .likely = {.chosen = -0.25f, .count = 2, .id = {a, c3}, .logprob = {-0.25f, -INFINITY}}},
+        {.token = a9, .text_offset = 2, .likely = {.chosen = NAN}},
+        {.token = a, .text_offset = 2, .likely = {.chosen = 1e-9f, .count = 2, .id = {c3, c3}, .logprob = {-1, -2}}}};
     nmk_stream s = stream(NMK_REPLY_CHAT, 1);
     nmk_buf b = {0};
+    s.reply.tokenizer = t;
+    nmk_stream_logprobs(&s, list, 1);
     nmk_stream_open(&s, &b);
-    nmk_buf_free(&b);
-    nmk_stream_content(&s, 0, " a", 2, list, 1, &b);
+    same("the role has no logprobs", &b, CHUNK "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" TAIL);
+    nmk_stream_content(&s, 0, " a", 2, &b);
     same("a chat's logprobs", &b,
          CHUNK
          "{\"index\":0,\"delta\":{\"content\":\" a\"},\"logprobs\":{\"content\":[{\"token\":\" a\",\"logprob\":-0.25,"
          "\"bytes\":[32,97],\"top_logprobs\":[{\"token\":\" a\",\"logprob\":-0.25,\"bytes\":[32,97]},"
-         "{\"token\":\"\xef\xbf\xbd\",\"logprob\":-9999,\"bytes\":[195]}]}],\"refusal\":null},"
+         "{\"token\":\"\xef\xbf\xbd\",\"logprob\":-9999.0,\"bytes\":[195]}]}],\"refusal\":null},"
          "\"finish_reason\":null}]}\n\n");
-    nmk_stream_finish(&s, 0, NMK_ENDED_STOP, list + 1, 1, &b);
+    nmk_stream_content(&s, 0, "b", 1, &b);
+    same("they go out once", &b, CHUNK "{\"index\":0,\"delta\":{\"content\":\"b\"}" TAIL);
+    nmk_stream_logprobs(&s, list + 1, 1);
+    nmk_stream_finish(&s, 0, NMK_ENDED_STOP, &b);
     same("what is left goes with the finish", &b,
-         CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":{\"content\":[{\"token\":\"\xef\xbf\xbd\",\"logprob\":-9999,"
+         CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":{\"content\":[{\"token\":\"\xef\xbf\xbd\",\"logprob\":-9999.0,"
                "\"bytes\":[169],\"top_logprobs\":[]}],\"refusal\":null},\"finish_reason\":\"stop\"}]}\n\n");
     nmk_stream_free(&s);
 
-    nmk_reply r = {NMK_REPLY_TEXT, "ID", 7, "m"};
-    nmk_reply_choice c = {.ended = NMK_ENDED_STOP, .logprob = list, .logprob_count = 2};
+    nmk_reply r = {.kind = NMK_REPLY_TEXT, .id = "ID", .created = 7, .model = "m", .tokenizer = t};
+    nmk_reply_choice c = {.ended = NMK_ENDED_STOP, .logprob = list, .logprob_count = 3};
     nmk_usage u = {3, 2, 0, 0};
     nmk_reply_whole(&r, &c, 1, &u, &b);
     same(
-        "a completion's logprobs", &b,
-        HEAD(
-            "text_completion") "{\"index\":0,\"text\":\"\",\"logprobs\":{\"tokens\":[\" a\",\"bytes:\\\\xa9\"],"
-                               "\"token_logprobs\":[-0.25,-9999],"
-                               "\"top_logprobs\":[{\" a\":-0.25,\"bytes:\\\\xc3\":-9999},"
-                               "{\"bytes:\\\\xa9\":-9999}],\"text_offset\":[0,2]},\"finish_reason\":\"stop\"}]," USAGE);
-    list[0].top_count = 0;
+        "a completion's logprobs, no key twice", &b,
+        HEAD("text_completion") "{\"index\":0,\"text\":\"\",\"logprobs\":{\"tokens\":[\" a\",\"bytes:\\\\xa9\",\" a\"],"
+                                "\"token_logprobs\":[-0.25,-9999.0,0],"
+                                "\"top_logprobs\":[{\" a\":-0.25,\"bytes:\\\\xc3\":-9999.0},"
+                                "{\"bytes:\\\\xa9\":-9999.0},{\" a\":0,\"bytes:\\\\xc3\":-1}],"
+                                "\"text_offset\":[0,2,2]},\"finish_reason\":\"stop\"}]," USAGE);
+
     c.logprob_count = 1;
+    r.tokens_as_ids = true;
     nmk_reply_whole(&r, &c, 1, &u, &b);
-    same("without alternatives", &b,
-         HEAD("text_completion") "{\"index\":0,\"text\":\"\",\"logprobs\":{\"tokens\":[\" a\"],"
-                                 "\"token_logprobs\":[-0.25],"
-                                 "\"top_logprobs\":null,\"text_offset\":[0]},\"finish_reason\":\"stop\"}]," USAGE);
+    char *wanted =
+        xasprintf(HEAD("text_completion") "{\"index\":0,\"text\":\"\",\"logprobs\":{\"tokens\":[\"token_id:%d\"],"
+                                          "\"token_logprobs\":[-0.25],\"top_logprobs\":[{\"token_id:%d\":"
+                                          "-0.25,\"token_id:%d\":-9999.0}],\"text_offset\":[0]},"
+                                          "\"finish_reason\":\"stop\"}]," USAGE,
+                  a, a, c3);
+    same("tokens by their ids", &b, wanted);
+    free(wanted);
+    c.logprob_count = 0;
+    nmk_reply_whole(&r, &c, 1, &u, &b);
+    same("asked for, but no token", &b,
+         HEAD("text_completion") "{\"index\":0,\"text\":\"\",\"logprobs\":{\"tokens\":[],\"token_logprobs\":[],"
+                                 "\"top_logprobs\":[],\"text_offset\":[]},\"finish_reason\":\"stop\"}]," USAGE);
+
+    s = stream(NMK_REPLY_CHAT, 1);
+    nmk_stream_open(&s, &b);
+    nmk_buf_free(&b);
+    nmk_stream_logprobs(&s, list + 1, 1);
+    nmk_stream_content(&s, 0, "9 ", 2, &b);
+    wanted = xasprintf(CHUNK "{\"index\":0,\"delta\":{\"content\":\"9 \"},\"logprobs\":{\"content\":[{\"token\":"
+                             "\"token_id:%d\",\"logprob\":-9999.0,\"bytes\":null,\"top_logprobs\":[]}],"
+                             "\"refusal\":null},\"finish_reason\":null}]}\n\n",
+                       a9);
+    same("without a tokenizer", &b, wanted);
+    free(wanted);
+    nmk_stream_free(&s);
+    nmk_tokenizer_free(t);
 }
 
 static void lists(void) {

@@ -7,12 +7,12 @@
 #include "api.h"
 #include "serve_helper.h"
 
-enum { MOST = 64 };
+enum { MOST = 512 };
 
 /* What was submitted; by its id - 1. */
 static nmk_batch_request submitted[MOST];
 static atomic_int submits, cancels;
-static _Atomic bool full, lost;
+static _Atomic bool full, lost, opening;
 
 int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nmk_err *e) {
     (void)b;
@@ -27,7 +27,7 @@ void nmk_batch_cancel(nmk_batch *b, uint64_t id) { (void)b, (void)id, cancels++;
 
 void nmk_batch_read_stats(nmk_batch *b, nmk_batch_stats *s) {
     (void)b;
-    *s = (nmk_batch_stats){.lost = lost, .waiting = full ? 1024 : 0};
+    *s = (nmk_batch_stats){.lost = lost, .ready = !lost && !opening, .waiting = full ? 1024 : 0};
 }
 
 /* ---------------------------------------------------------------- */
@@ -65,6 +65,22 @@ static void say(int id, const char *text) {
     nmk_ids_free(&ids);
 }
 
+/* The same with log-probabilities: the one of the nth token is -n / 16, its alternatives are the token and ids from 0. */
+static void say_likely(int id, const nmk_ids *ids, size_t from, size_t to) {
+    for (size_t i = from; i < to; i++) {
+        nmk_logprobs l = {.chosen = -(float)i / 16, .count = submitted[id - 1].sampler.logprobs - 1};
+        for (int k = 0; k < l.count; k++) l.id[k] = k ? k - 1 : ids->id[i], l.logprob[k] = l.chosen - (float)k;
+        submitted[id - 1].on_token(submitted[id - 1].user, ids->id[i], &l);
+    }
+}
+
+static nmk_ids ids_of(const char *text) {
+    nmk_ids ids = {0};
+    nmk_err e;
+    if (nmk_tokenizer_encode(tokenizer, text, strlen(text), NMK_PARSE_SPECIAL, &ids, &e)) exit(1);
+    return ids;
+}
+
 #define CHAT  "/v1/chat/completions"
 #define TEXT  "/v1/completions"
 #define ASK   "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
@@ -89,11 +105,53 @@ static void test_calls(void) {
     say(id, CALL);
     end(id, NMK_BATCH_STOP, NULL);
     r = reply_read(fd);
-    const char *first = strstr(r.body, "\"tool_calls\":[{\"index\":0,\"id\":\"call_");
-    check(first && strstr(first, "\"name\":\"f\"") && strstr(first, "\"finish_reason\":\"tool_calls\"") &&
-              strstr(first, "[DONE]"),
-          "a streamed tool call", "%s", r.body);
-    reply_free(&r);
+    told t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{\"a\": [1, 2.50]}") &&
+              !strcmp(t.reasoning.data, "I call.") && !strcmp(t.ended, "tool_calls"),
+          "a streamed tool call", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    /* Two at once, with an answer before them; a stop string acts on the answer alone, and what it held comes before the
+     * calls. */
+    fd = begin(CHAT, "{\"stream\":true,\"stop\":[\"b c\",\"call\"]," TOOLS "," ASK "}", ++id);
+    say(id,
+        "I call.<|END_THINKING|><|START_TEXT|>a b<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": "
+        "{\"x\": \"b c\"}}, {\"tool_name\": \"f\", \"parameters\": {}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    const char *held = strstr(r.body, "\"content\":\"b\""), *first = strstr(r.body, "tool_calls");
+    check(!t.wrong[0] && t.calls == 2 && !strcmp(t.arguments.data, "{\"x\": \"b c\"} {}") &&
+              !strcmp(t.text.data, "a b") && !strcmp(t.reasoning.data, "I call.") && !strcmp(t.ended, "tool_calls") &&
+              held && held < first,
+          "two calls behind an answer, and stop strings that are not in it", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true,\"parallel_tool_calls\":false," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\"}, {\"tool_name\": \"g\"}]<|END_ACTION|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{}"), "parallel_tool_calls false", "%s: %s",
+          t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"parameters\": {\"a\": 1}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>");
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && !t.calls && !strcmp(t.ended, "stop"), "no call, no tool_calls", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    fd = begin(CHAT, "{\"stream\":true," TOOLS "," ASK "}", ++id);
+    say(id, "<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": \"xy");
+    end(id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    t = told_read(&r, true);
+    check(!t.wrong[0] && t.calls == 1 && !strcmp(t.arguments.data, "{\"a\": \"xy") && !strcmp(t.ended, "length"),
+          "a streamed call that is cut", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
 
     fd = begin(CHAT, "{\"tool_choice\":\"none\"," TOOLS "," ASK "}", ++id);
     say(id, CALL);
@@ -148,6 +206,356 @@ static void test_stops(void) {
     told_free(&t), reply_free(&r);
 }
 
+/* Answers of one stream are told apart by their index: each has its role, its text, one finish. */
+static void test_answers(void) {
+    int id = submits + 1, fd = begin(CHAT, "{\"stream\":true,\"n\":2," ASK "}", id + 1);
+    const char *said[] = {"I<|END_THINKING|><|START_TEXT|>one", "You<|END_THINKING|><|START_TEXT|>two"};
+    nmk_ids ids[2] = {ids_of(said[0]), ids_of(said[1])};
+    for (size_t i = 0; i < ids[0].count || i < ids[1].count; i++)
+        for (int k = 0; k < 2; k++)
+            if (i < ids[k].count) token(id + k, ids[k].id[i]);
+    end(id + 1, NMK_BATCH_STOP, NULL);
+    end(id, NMK_BATCH_LENGTH, NULL);
+    reply r = reply_read(fd);
+    nmk_buf text[2] = {0};
+    int roles[2] = {0}, ends[2] = {0}, odd = 0;
+    for (const char *p = strstr(r.body, "data: {"); p; p = strstr(p + 1, "data: {")) {
+        nmk_err e;
+        char *data = xasprintf("%.*s", (int)(strstr(p, "\n\n") - p - 6), p + 6);
+        struct json_object *v = nmk_json_parse(data, strlen(data), &e);
+        int i = int_at(v, "choices.0.index");
+        if (i < 0 || i > 1 || ends[i]) {
+            odd++;
+        } else {
+            nmk_buf_puts(&text[i], text_at(v, "choices.0.delta.content"));
+            roles[i] += *text_at(v, "choices.0.delta.role") != 0;
+            ends[i] += *text_at(v, "choices.0.finish_reason") != 0;
+        }
+        json_object_put(v), free(data);
+    }
+    check(!odd && !strcmp(text[0].data, "one") && !strcmp(text[1].data, "two") && roles[0] == 1 && roles[1] == 1 &&
+              ends[0] == 1 && ends[1] == 1 && strstr(r.body, "data: [DONE]\n\n"),
+          "two answers in one stream", "%s", r.body);
+    for (int k = 0; k < 2; k++) nmk_ids_free(&ids[k]), nmk_buf_free(&text[k]);
+    reply_free(&r);
+}
+
+/* ---------------------------------------------------------------- sampling, logprobs, usage */
+
+static void test_sampler(void) {
+    int id = submits + 1, fd = begin(TEXT,
+                                     "{\"prompt\":\"x\",\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
+                                     "\"presence_penalty\":-1,\"frequency_penalty\":1.5,\"repetition_penalty\":1.25,"
+                                     "\"seed\":9,\"logit_bias\":{\"20\":-100,\"5\":2.5},\"logprobs\":3,\"n\":2}",
+                                     id + 1);
+    const nmk_sampler *s = &submitted[id - 1].sampler, *t = &submitted[id].sampler;
+    check(s->temperature == 0.5f && s->top_p == 0.25f && s->top_k == 7 && s->min_p == 0.125f &&
+              s->presence_penalty == -1 && s->frequency_penalty == 1.5f && s->repetition_penalty == 1.25f &&
+              s->logprobs == 4,
+          "the sampler is the request's", "it differs");
+    check(s->bias_count == 2 && s->bias[0].token == 5 && s->bias[0].bias == 2.5f && s->bias[1].token == 20 &&
+              s->bias[1].bias == -100,
+          "so is the bias", "it differs");
+    check(submitted[id - 1].exact && submitted[id].exact, "a seed's text is exact", "it need not be");
+    check(s->seed == 9 && t->seed == 10 && t->top_k == 7, "each answer has a seed of its own", "%d %d", (int)s->seed,
+          (int)t->seed);
+    close(fd);
+    fd = begin(CHAT, "{\"top_p\":1e-60,\"logprobs\":true," ASK "}", id += 2);
+    s = &submitted[id - 1].sampler;
+    check(s->top_k == 1 && s->temperature == 1 && s->logprobs == 1 && !s->bias_count,
+          "top_p of nothing is the most likely token", "top_k %d", s->top_k);
+    close(fd);
+    fd = begin(CHAT, "{" ASK "}", ++id);
+    s = &submitted[id - 1].sampler;
+    check(s->top_k == 0 && s->top_p == 1 && s->min_p == 0 && s->logprobs == 0 && s->presence_penalty == 0 &&
+              s->frequency_penalty == 0 && s->repetition_penalty == 1 && !submitted[id - 1].exact,
+          "a request that asks for nothing", "it gets something");
+    close(fd);
+    for (int i = id - 3; i <= id; i++) end(i, NMK_BATCH_CANCEL, NULL);
+}
+
+/* The tokens that an answer's logprobs name, one after the other; the values are -n / 16 from `first` on. */
+static bool likely_are(struct json_object *content, nmk_buf *text, int first, int alternatives) {
+    bool good = json_object_is_type(content, json_type_array);
+    for (size_t i = 0; good && i < json_object_array_length(content); i++) {
+        struct json_object *one = json_object_array_get_idx(content, i), *top = at(one, "top_logprobs");
+        struct json_object *bytes = at(one, "bytes");
+        good &= json_object_get_double(at(one, "logprob")) == -(double)(first + (int)i) / 16;
+        good &= (int)json_object_array_length(top) == alternatives;
+        if (alternatives > 0) good &= !strcmp(text_at(top, "0.token"), text_at(one, "token"));
+        for (size_t k = 0; k < json_object_array_length(bytes); k++)
+            nmk_buf_add(text, (char[]){(char)json_object_get_int(json_object_array_get_idx(bytes, k))}, 1);
+    }
+    return good;
+}
+
+static void test_logprobs(void) {
+    static const char said[] = "I think.<|END_THINKING|><|START_TEXT|>It is \xf0\x9f\x98\x80 here.<|END_TEXT|>"
+                               "<|END_OF_TURN_TOKEN|>";
+    nmk_ids ids = ids_of(said);
+    nmk_buf text = {0};
+    int id = submits + 1, fd = begin(CHAT, "{\"logprobs\":true,\"top_logprobs\":2," ASK "}", id);
+    say_likely(id, &ids, 0, ids.count);
+    end(id, NMK_BATCH_STOP, NULL);
+    reply r = reply_read(fd);
+    bool good = likely_are(at(r.json, "choices.0.logprobs.content"), &text, 0, 2);
+    check(good && !strcmp(text.data, said) && !at(r.json, "choices.0.logprobs.refusal") &&
+              int_at(r.json, "usage.completion_tokens") ==
+                  (int)json_object_array_length(at(r.json, "choices.0.logprobs.content")),
+          "a chat's logprobs are those of all tokens, with their exact bytes", "%s", r.body);
+    reply_free(&r);
+
+    text.length = 0;
+    fd = begin(CHAT, "{\"logprobs\":true,\"include_reasoning\":false," ASK "}", ++id);
+    say_likely(id, &ids, 0, ids.count);
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    size_t hidden = ids.count - json_object_array_length(at(r.json, "choices.0.logprobs.content"));
+    good = likely_are(at(r.json, "choices.0.logprobs.content"), &text, (int)hidden, 0);
+    check(good && hidden && !strcmp(text.data, strstr(said, "<|END_THINKING|>")),
+          "not those of reasoning that is hidden", "%s", r.body);
+    reply_free(&r);
+
+    fd = begin(CHAT, "{" ASK "}", ++id);
+    say_likely(id, &ids, 0, ids.count);
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    check(r.status == 200 && !at(r.json, "choices.0.logprobs"), "none unless asked for", "%s", r.body);
+    reply_free(&r), nmk_ids_free(&ids);
+
+    /* A completion: offsets count characters; what has no text of its own stands where it came. */
+    ids = ids_of("\xc3\xa9\xf0\x9f\x98\x80z<|END_OF_TURN_TOKEN|>");
+    fd = begin(TEXT, "{\"prompt\":\"x\",\"logprobs\":0,\"return_tokens_as_token_ids\":true}", ++id);
+    say_likely(id, &ids, 0, ids.count);
+    end(id, NMK_BATCH_STOP, NULL);
+    r = reply_read(fd);
+    struct json_object *offsets = at(r.json, "choices.0.logprobs.text_offset"),
+                       *top = at(r.json, "choices.0.logprobs.top_logprobs");
+    size_t n = ids.count;
+    char first[32];
+    snprintf(first, sizeof first, "token_id:%d", ids.id[0]);
+    check(json_object_array_length(offsets) == n && json_object_array_length(top) == n &&
+              json_object_get_int(json_object_array_get_idx(offsets, 0)) == 0 &&
+              json_object_get_int(json_object_array_get_idx(offsets, n - 2)) == 2 &&
+              json_object_get_int(json_object_array_get_idx(offsets, n - 1)) == 3 &&
+              !strcmp(text_at(r.json, "choices.0.logprobs.tokens.0"), first),
+          "a completion's offsets, and ids for tokens", "%s", r.body);
+    reply_free(&r), nmk_ids_free(&ids), nmk_buf_free(&text);
+}
+
+/* Streams of random text with random stop strings: over all chunks every token's log-probability comes once and in order,
+ * each with the chunk that ends its text. */
+static void test_streamed_logprobs(void) {
+    static const char *const parts[] = {"is", " the", "\xf0\x9f\x98\x80", "\xc3\xa9", "a", "b c", " ",
+                                        "\n", "def",  "\xe4\xb8\xad"};
+    enum { PARTS = sizeof parts / sizeof *parts, ROUNDS = 120 };
+    char wrong_with[400] = "";
+    int cut = 0, held = 0;
+    for (int round = 0; round < ROUNDS && !wrong_with[0]; round++) {
+        nmk_buf text = {0}, told_text = {0}, told_tokens = {0};
+        nmk_buf_puts(&told_text, ""), nmk_buf_puts(&told_tokens, "");
+        for (size_t i = 1 + random_below(30); i; i--) nmk_buf_puts(&text, parts[random_below(PARTS)]);
+        nmk_ids ids = ids_of(text.data);
+        char *body =
+            xasprintf("{\"stream\":true,\"prompt\":\"x\",\"logprobs\":1,\"stop\":[\"%s%s\",\"the\xf0\x9f\x98\x80\"]}",
+                      parts[random_below(7)], parts[random_below(7)]);
+        int id = submits + 1, fd = begin(TEXT, body, id), next = 0;
+        say_likely(id, &ids, 0, ids.count);
+        end(id, NMK_BATCH_LENGTH, NULL);
+        reply r = reply_read(fd);
+        bool finished = false, stopped = false;
+        for (const char *p = strstr(r.body, "data: {"); p; p = strstr(p + 1, "data: {")) {
+            nmk_err e;
+            const char *stop = strstr(p, "\n\n");
+            char *data = xasprintf("%.*s", (int)(stop - p - 6), p + 6);
+            struct json_object *v = nmk_json_parse(data, strlen(data), &e), *l = at(v, "choices.0.logprobs");
+            struct json_object *tokens = at(l, "tokens");
+            nmk_buf_puts(&told_text, text_at(v, "choices.0.text"));
+            finished = *text_at(v, "choices.0.finish_reason");
+            stopped |= !strcmp(text_at(v, "choices.0.finish_reason"), "stop");
+            for (size_t i = 0; tokens && i < json_object_array_length(tokens); i++, next++) {
+                size_t bytes;
+                const char *raw = nmk_tokenizer_token(tokenizer, ids.id[next], &bytes);
+                nmk_buf_add(&told_tokens, raw, bytes);
+                double value = json_object_get_double(json_object_array_get_idx(at(l, "token_logprobs"), i));
+                if (value != -(double)next / 16) snprintf(wrong_with, sizeof wrong_with, "order: %.200s", data);
+            }
+            if (l && !finished &&
+                (told_tokens.length > told_text.length || memcmp(told_tokens.data, told_text.data, told_tokens.length)))
+                snprintf(wrong_with, sizeof wrong_with, "ahead of the text: %.200s", data);
+            size_t more = 0;
+            if (next < (int)ids.count) nmk_tokenizer_token(tokenizer, ids.id[next], &more);
+            if (!finished && told_text.length >= told_tokens.length + more && more)
+                snprintf(wrong_with, sizeof wrong_with, "behind the text: %.200s", data);
+            held += !l;
+            json_object_put(v), free(data);
+        }
+        cut += stopped;
+        if (!stopped && (next != (int)ids.count || strcmp(told_tokens.data, told_text.data)))
+            snprintf(wrong_with, sizeof wrong_with, "%d of %zu tokens", next, ids.count);
+        if (stopped && told_tokens.length <= told_text.length)
+            snprintf(wrong_with, sizeof wrong_with, "the stop string's tokens are missing");
+        if (!finished) snprintf(wrong_with, sizeof wrong_with, "no finish");
+        reply_free(&r), free(body), nmk_ids_free(&ids);
+        nmk_buf_free(&text), nmk_buf_free(&told_text), nmk_buf_free(&told_tokens);
+    }
+    check(!wrong_with[0], "streamed logprobs come once, in order, with their text", "%s", wrong_with);
+    check(cut > 5 && cut < ROUNDS - 5, "some were cut by a stop string", "%d of %d", cut, (int)ROUNDS);
+}
+
+/* A streamed chat: the logprobs of all chunks, put together, name every token of what was said, in order. */
+static void chat_likely(const char *name, const char *more, const char *said, const char *content, const char *ended) {
+    nmk_ids ids = ids_of(said);
+    nmk_buf all = {0};
+    char *body = xasprintf("{\"stream\":true,\"logprobs\":true%s," TOOLS "," ASK "}", more);
+    int id = submits + 1, fd = begin(CHAT, body, id), next = 0;
+    bool good = true;
+    nmk_buf_puts(&all, "");
+    say_likely(id, &ids, 0, ids.count);
+    end(id, NMK_BATCH_STOP, NULL);
+    reply r = reply_read(fd);
+    for (const char *p = strstr(r.body, "data: {"); p; p = strstr(p + 1, "data: {")) {
+        nmk_err e;
+        char *data = xasprintf("%.*s", (int)(strstr(p, "\n\n") - p - 6), p + 6);
+        struct json_object *v = nmk_json_parse(data, strlen(data), &e), *l = at(v, "choices.0.logprobs.content");
+        if (l) good &= likely_are(l, &all, next, 0), next += (int)json_object_array_length(l);
+        json_object_put(v), free(data);
+    }
+    told t = told_read(&r, true);
+    check(good && !t.wrong[0] && !strcmp(all.data, said) && !strcmp(t.text.data, content) && !strcmp(t.ended, ended),
+          name, "%s: %s: %s", t.wrong, shown(all.data), shown(r.body));
+    told_free(&t), reply_free(&r), nmk_ids_free(&ids), nmk_buf_free(&all), free(body);
+}
+
+static void test_chat_logprobs(void) {
+    chat_likely("a streamed call's logprobs", "",
+                "I<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": 1}}]<|END_ACTION|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "", "tool_calls");
+    chat_likely("characters in parts, in reasoning and answer", "",
+                "\xf0\x9f\x98\x80 \xf0\x9f\x98\x80\n<|END_THINKING|><|START_TEXT|>\xf0\x9f\x98\x80.<|END_TEXT|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "\xf0\x9f\x98\x80.", "stop");
+    chat_likely("citations", "",
+                "<co>So</co: 0:[1]> it is<|END_THINKING|><|START_TEXT|>It is <co>42</co: 0:[1,2]>, <co><|END_TEXT|>"
+                "<|END_OF_TURN_TOKEN|>",
+                "It is 42, <co>", "stop");
+    chat_likely("text held by a stop string, then a call", ",\"stop\":\"a b c\"",
+                "<|END_THINKING|><|START_TEXT|>x a b<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\"}]<|END_ACTION|>",
+                "x a b", "tool_calls");
+    chat_likely("nothing but markers", "", "<|END_THINKING|><|END_OF_TURN_TOKEN|>", "", "stop");
+}
+
+static void start(int id, int cached) { submitted[id - 1].on_start(submitted[id - 1].user, cached); }
+
+static void test_usage(void) {
+    int id = submits + 1, fd = begin(TEXT, "{\"prompt\":[[7,8,9],[7,8,9,10]],\"n\":2,\"max_tokens\":1}", id + 3);
+    const int cached[] = {2, 3, 1, 2}; /* the further answers of a prompt find more, but the prompt was sent once */
+    for (int i = 0; i < 4; i++) {
+        start(id + i, cached[i]);
+        token(id + i, 20);
+        end(id + i, NMK_BATCH_LENGTH, NULL);
+    }
+    reply r = reply_read(fd);
+    check(int_at(r.json, "usage.prompt_tokens") == 7 && int_at(r.json, "usage.completion_tokens") == 4 &&
+              int_at(r.json, "usage.prompt_tokens_details.cached_tokens") == 3,
+          "cached tokens", "%s", r.body);
+    reply_free(&r);
+    id += 4;
+    fd = begin(CHAT, "{\"stream\":true,\"stream_options\":{\"include_usage\":true}," ASK "}", id);
+    start(id, 5);
+    say(id, "I");
+    end(id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    check(strstr(r.body, "\"choices\":[],\"usage\":{") && strstr(r.body, "{\"cached_tokens\":5}"),
+          "cached tokens of a stream", "%s", r.body);
+    reply_free(&r);
+    r = get(port, "/metrics");
+    check(metric_in(&r, "vllm:request_queue_time_seconds_count") == 5 &&
+              metric_in(&r, "vllm:request_prefill_time_seconds_count") == 5 &&
+              metric_in(&r, "vllm:request_inference_time_seconds_count") == 5,
+          "times of those that started", "%s", r.body);
+    reply_free(&r);
+}
+
+/* ---------------------------------------------------------------- keys */
+
+static void *other_loop(void *h) {
+    nmk_err e;
+    if (nmk_http_run(h, &e) < 0) printf("not ok - nmk_http_run: %s\n", e.text);
+    return NULL;
+}
+
+/* What a server with keys tells the batch about whose a request is.  It gives the batch one sequence at a time. */
+static void test_keys(nmk_api_options o) {
+    static const char *const keys[] = {"one", "two"};
+    static const char *const fields[] = {"Authorization: Bearer one\r\n", "Authorization: Bearer two\r\n"};
+    nmk_http_options ho = {
+        .routes = nmk_api_routes, .route_count = nmk_api_route_count, .api_keys = keys, .api_key_count = 2};
+    nmk_http *h;
+    nmk_err e;
+    pthread_t thread;
+    nmk_api *api = nmk_api_new();
+    if (nmk_http_open(&h, &ho, &nmk_api_callbacks, api, &e)) exit(1);
+    nmk_api_start(api, h, &o);
+    pthread_create(&thread, NULL, other_loop, h);
+    const struct {
+        int key;
+        const char *salt;
+    } asked[] = {{0, ""},
+                 {0, ""},
+                 {1, ""},
+                 {0, ",\"cache_salt\":\"s\""},
+                 {1, ",\"cache_salt\":\"s\""},
+                 {0, ",\"cache_salt\":\"s\""}};
+    uint64_t salt[6], client[6];
+    for (int i = 0; i < 6; i++) {
+        char *body = xasprintf("{\"prompt\":\"x\"%s}", asked[i].salt);
+        int id = submits + 1, fd = request_open(nmk_http_port(h), "POST", TEXT, fields[asked[i].key], body);
+        for (int k = 0; k < 2000 && submits < id; k++) usleep(1000);
+        salt[i] = submitted[id - 1].salt, client[i] = submitted[id - 1].client;
+        end(id, NMK_BATCH_LENGTH, NULL);
+        reply r = reply_read(fd);
+        if (r.status != 200) check(false, "a request with a key", "%s", r.raw.data);
+        reply_free(&r), free(body);
+    }
+    check(client[0] == client[1] && client[0] == client[3] && client[2] == client[4] && client[0] != client[2],
+          "clients are keys", "they are not");
+    check(salt[0] == salt[1] && salt[3] == salt[5] && salt[0] != salt[2] && salt[0] != salt[3] && salt[2] != salt[4] &&
+              salt[3] != salt[4] && salt[0] != salt[4],
+          "salts are of a key and the request's own", "they are not");
+
+    /* Four of the first key wait, then one of the second: it is the second one's turn before the first one's last. */
+    reply refused = reply_read(request_open(nmk_http_port(h), "POST", CHAT, fields[0], "{" ASK "}"));
+    check(refused.status == 400 && !strcmp(text_at(refused.json, "error.code"), "chat_template_error") &&
+              strstr(text_at(refused.json, "error.message"), "no user here"),
+          "what a template refuses", "%s", refused.raw.data);
+    reply_free(&refused);
+
+    int id = submits + 1, fd[5];
+    for (int i = 0; i < 5; i++) {
+        fd[i] = request_open(nmk_http_port(h), "POST", TEXT, fields[i == 4], "{\"prompt\":\"x\"}");
+        for (int k = 0; k < 2000 && !i && submits < id; k++) usleep(1000);
+    }
+    usleep(100000); /* all have been read */
+    int turn = -1;
+    for (int i = 0; i < 5; i++, id++) {
+        for (int k = 0; k < 2000 && submits < id; k++) usleep(1000);
+        if (submitted[id - 1].client == client[2]) turn = i;
+        end(id, NMK_BATCH_LENGTH, NULL);
+    }
+    check(turn == 1, "keys take turns", "the second key's came after %d of the first", turn);
+    for (int i = 0; i < 5; i++) {
+        reply r = reply_read(fd[i]);
+        reply_free(&r);
+    }
+    nmk_http_drain(h, 0);
+    pthread_join(thread, NULL);
+    nmk_api_stop(api);
+    nmk_http_close(h);
+    nmk_api_close(api);
+}
+
 static void test_failures(void) {
     int id = submits + 1, fd = begin(CHAT, "{" ASK "}", id);
     say(id, "I");
@@ -176,6 +584,22 @@ static void test_failures(void) {
           "a full queue", "%s", r.raw.data);
     reply_free(&r);
     full = false;
+    opening = true;
+    r = get(port, "/health");
+    check(r.status == 503 && !strcmp(text_at(r.json, "error.code"), "engine_not_ready"),
+          "health of an engine that is opened anew", "%s", r.raw.data);
+    reply_free(&r);
+    fd = begin(CHAT, "{" ASK "}", ++id);
+    opening = false;
+    usleep(20000);
+    r = get(port, "/health");
+    check(r.status == 200, "and when it is there", "%s", r.raw.data);
+    reply_free(&r);
+    say(id, "I");
+    end(id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    check(r.status == 200, "a request waits for it", "%s", r.raw.data);
+    reply_free(&r);
     lost = true;
     r = get(port, "/health");
     check(r.status == 503, "health of a lost engine", "%d", r.status);
@@ -222,6 +646,14 @@ static void test_close(pthread_t thread, nmk_api *api) {
     check(true, "closed while a stream ran", "it was not");
 }
 
+/* A template with an opinion. */
+#define TEMPLATE "build/tests/serve_api.jinja"
+
+static void write_template(void) {
+    FILE *f = fopen(TEMPLATE, "w");
+    if (!f || fputs("{{ raise_exception('no ' + messages[0].role + ' here') }}", f) < 0 || fclose(f)) exit(1);
+}
+
 int main(void) {
     static const char *const names[] = {"toy"};
     static const int32_t stop_ids[] = {4, 2};
@@ -247,12 +679,23 @@ int main(void) {
                          .max_len = 4096,
                          .stall_ms = 50,
                          .version = "test"};
+    write_template();
     nmk_request_limits_init(&o.limits, nmk_tokenizer_size(tokenizer));
     port = nmk_http_port(http);
     nmk_api_start(api, http, &o);
     pthread_create(&thread, NULL, loop, NULL);
     test_calls();
     test_stops();
+    test_answers();
+    test_sampler();
+    test_logprobs();
+    test_streamed_logprobs();
+    test_chat_logprobs();
+    test_usage();
+    o.max_rows = 1;
+    if (nmk_template_load(TEMPLATE, NULL, &o.chat_template, &e)) exit(1);
+    test_keys(o);
+    nmk_template_free(o.chat_template);
     test_failures();
     test_stall();
     test_close(thread, api);

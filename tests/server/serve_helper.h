@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "http_helper.h"
@@ -23,22 +24,20 @@ __attribute__((unused)) static void server_log(const server *s, nmk_buf *text) {
     while ((n = pread(s->log, part, sizeof part, at)) > 0) nmk_buf_add(text, part, (size_t)n), at += n;
 }
 
-/* NULL-terminated flags besides --device cpu --port 0.  Waits until it listens. */
-__attribute__((unused)) static server server_start(const char *const *flags) {
-    const char *args[32] = {"build/nmc-toy/nmk-serve", "--device", "cpu", "--port", "0"};
+/* Starts it with the arguments, the program's path first, and waits until it listens. */
+__attribute__((unused)) static server server_run(const char *const *args, int seconds) {
     char path[] = "/tmp/nmk-serve-XXXXXX";
     server s = {.log = mkstemp(path)};
     nmk_buf text = {0};
-    int n = 5;
     unlink(path);
-    while (*flags) args[n++] = *flags++;
     s.pid = fork();
     if (!s.pid) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that gives up leaves nothing behind */
         dup2(s.log, 2);
-        execv(args[0], (char *const *)args);
+        execv(args[0], (char *const *)(uintptr_t)args);
         _exit(127);
     }
-    for (int i = 0; i < 2000 && !s.port; i++) {
+    for (int i = 0; i < seconds * 100 && !s.port; i++) {
         usleep(10000);
         server_log(&s, &text);
         const char *at = strstr(text.data, "http://127.0.0.1:");
@@ -51,6 +50,14 @@ __attribute__((unused)) static server server_start(const char *const *flags) {
     }
     nmk_buf_free(&text);
     return s;
+}
+
+/* NULL-terminated flags besides --device cpu --port 0. */
+__attribute__((unused)) static server server_start(const char *const *flags) {
+    const char *args[32] = {"build/nmc-toy/nmk-serve", "--device", "cpu", "--port", "0"};
+    int n = 5;
+    while (*flags) args[n++] = *flags++;
+    return server_run(args, 20);
 }
 
 /* Its exit status after the signal (0: none is sent), or -1 when it does not end in time. */
@@ -141,19 +148,46 @@ __attribute__((unused)) static int int_at(struct json_object *v, const char *pat
 
 /* A stream put together, and what was wrong with its shape ("": nothing). */
 typedef struct {
-    nmk_buf text, reasoning;
-    char ended[32], wrong[200];
-    int chunks, usage_tokens; /* usage_tokens: -1: no usage chunk */
+    nmk_buf text, reasoning, arguments; /* arguments: of all calls, with a blank between */
+    char ended[32], wrong[200], head[200];
+    int chunks, calls, usage_tokens; /* usage_tokens: -1: no usage chunk */
     bool done;
 } told;
 
 __attribute__((unused)) static void told_free(told *t) {
-    nmk_buf_free(&t->text), nmk_buf_free(&t->reasoning);
+    nmk_buf_free(&t->text), nmk_buf_free(&t->reasoning), nmk_buf_free(&t->arguments);
     *t = (told){0};
 }
 
 __attribute__((unused)) static void wrong(told *t, const char *what, const char *event) {
     if (!t->wrong[0]) snprintf(t->wrong, sizeof t->wrong, "%s: %.120s", what, event);
+}
+
+/* What every chunk has, the same in all of them. */
+__attribute__((unused)) static bool told_head(struct json_object *o, bool chat, char head[200]) {
+    char is[200];
+    snprintf(is, sizeof is, "%s %s %d", text_at(o, "object"), text_at(o, "model"), int_at(o, "created"));
+    if (!head[0]) snprintf(head, 200, "%s", is);
+    return !strcmp(is, head) && *text_at(o, "model") && int_at(o, "created") > 0 &&
+           !strcmp(text_at(o, "object"), chat ? "chat.completion.chunk" : "text_completion");
+}
+
+/* A call's first delta has index, id, type and name, the others only text of its arguments. */
+__attribute__((unused)) static void told_call(told *t, struct json_object *v, const char *data) {
+    struct json_object *calls = at(v, "choices.0.delta.tool_calls"), *call = at(calls, "0");
+    if (!calls) return;
+    struct json_object *arguments = at(call, "function.arguments");
+    bool named = at(call, "id") || at(call, "type") || at(call, "function.name");
+    if (json_object_array_length(calls) != 1 || !json_object_is_type(arguments, json_type_string))
+        wrong(t, "a call's shape", data);
+    else if (named && (int_at(call, "index") != t->calls || strncmp(text_at(call, "id"), "call_", 5) ||
+                       strcmp(text_at(call, "type"), "function") || !*text_at(call, "function.name") ||
+                       *text_at(call, "function.arguments")))
+        wrong(t, "a call's first delta", data);
+    else if (!named && (int_at(call, "index") != t->calls - 1 || !*text_at(call, "function.arguments")))
+        wrong(t, "a call's later delta", data);
+    if (named && t->calls++) nmk_buf_puts(&t->arguments, " ");
+    nmk_buf_puts(&t->arguments, text_at(call, "function.arguments"));
 }
 
 __attribute__((unused)) static void told_event(told *t, const char *data, const char *id, bool chat) {
@@ -164,6 +198,8 @@ __attribute__((unused)) static void told_event(told *t, const char *data, const 
         wrong(t, "no choices", data);
     } else if (strcmp(text_at(v, "id"), id)) {
         wrong(t, "another id", data);
+    } else if (!told_head(v, chat, t->head)) {
+        wrong(t, "its head", data);
     } else if (!json_object_array_length(choices)) {
         if (!t->ended[0] || t->usage_tokens >= 0) wrong(t, "usage at the wrong place", data);
         t->usage_tokens = int_at(v, "usage.completion_tokens");
@@ -171,10 +207,17 @@ __attribute__((unused)) static void told_event(told *t, const char *data, const 
         const char *text = text_at(v, chat ? "choices.0.delta.content" : "choices.0.text");
         const char *reasoning = text_at(v, "choices.0.delta.reasoning_content");
         const char *ended = text_at(v, "choices.0.finish_reason");
-        bool role = *text_at(v, "choices.0.delta.role");
+        bool role = *text_at(v, "choices.0.delta.role"), call = at(v, "choices.0.delta.tool_calls");
         if (t->ended[0]) wrong(t, "after the finish", data);
         if (chat && role != !t->chunks) wrong(t, "role", data);
-        if (!role && !*text && !*reasoning && !*ended) wrong(t, "says nothing", data);
+        if (role && strcmp(text_at(v, "choices.0.delta.role"), "assistant")) wrong(t, "another role", data);
+        if (!role && !*text && !*reasoning && !*ended && !call) wrong(t, "says nothing", data);
+        if (json_object_array_length(choices) != 1 || int_at(v, "choices.0.index") != 0) wrong(t, "its choice", data);
+        if (nmk_json_get(v, "usage")) wrong(t, "usage beside a choice", data);
+        if (strcmp(reasoning, text_at(v, "choices.0.delta.reasoning"))) wrong(t, "reasoning by its other name", data);
+        if (*ended && strcmp(ended, "stop") && strcmp(ended, "length") && strcmp(ended, "tool_calls"))
+            wrong(t, "a finish nobody knows", data);
+        told_call(t, v, data);
         nmk_buf_puts(&t->text, text), nmk_buf_puts(&t->reasoning, reasoning);
         snprintf(t->ended, sizeof t->ended, "%s", ended);
         t->chunks++;
@@ -186,7 +229,7 @@ __attribute__((unused)) static void told_event(told *t, const char *data, const 
 __attribute__((unused)) static told told_read(const reply *r, bool chat) {
     told t = {.usage_tokens = -1};
     char id[64] = "";
-    nmk_buf_puts(&t.text, ""), nmk_buf_puts(&t.reasoning, "");
+    nmk_buf_puts(&t.text, ""), nmk_buf_puts(&t.reasoning, ""), nmk_buf_puts(&t.arguments, "");
     if (!strstr(r->raw.data, "text/event-stream")) wrong(&t, "no event stream", r->raw.data);
     for (const char *p = r->body; *p;) {
         const char *end = strstr(p, "\n\n");
@@ -212,12 +255,16 @@ __attribute__((unused)) static told told_read(const reply *r, bool chat) {
 }
 
 /* The value of a metric without further labels, or -1. */
-__attribute__((unused)) static double metric(int port, const char *name) {
-    reply r = get(port, "/metrics");
+__attribute__((unused)) static double metric_in(const reply *r, const char *name) {
     char *line = xasprintf("\n%s{", name);
-    const char *found = strstr(r.body, line), *value = found ? strchr(found, '}') : NULL;
+    const char *found = strstr(r->body, line), *value = found ? strchr(found, '}') : NULL;
     double v = value ? atof(value + 1) : -1;
     free(line);
+    return v;
+}
+__attribute__((unused)) static double metric(int port, const char *name) {
+    reply r = get(port, "/metrics");
+    double v = metric_in(&r, name);
     reply_free(&r);
     return v;
 }

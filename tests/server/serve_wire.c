@@ -208,25 +208,29 @@ static void test_refusals(int port) {
     refused(port, "no messages", CHAT, "{}", 400, "missing_required_parameter", "messages");
     refused(port, "an unknown model", CHAT, "{\"model\":\"gpt\"," ASK "}", 404, "model_not_found", "model");
     refused(port, "a wrong type", CHAT, "{\"temperature\":\"hot\"," ASK "}", 400, "invalid_type", "temperature");
-    static const char *const cannot[][2] = {
-        {"top_p", "0.9"},
-        {"top_k", "40"},
-        {"min_p", "0.1"},
-        {"presence_penalty", "0.5"},
-        {"frequency_penalty", "0.5"},
-        {"repetition_penalty", "1.1"},
-        {"logit_bias", "{\"5\":1}"},
-        {"logprobs", "true"},
+    static const char *const odd[][2] = {
+        {"top_p", "1.5"},
+        {"top_k", "-2"},
+        {"min_p", "-0.1"},
+        {"presence_penalty", "2.5"},
+        {"frequency_penalty", "-2.5"},
+        {"repetition_penalty", "0"},
+        {"logit_bias", "{\"99999999\":1}"},
+        {"top_logprobs", "5"},
     };
-    for (size_t i = 0; i < sizeof cannot / sizeof *cannot; i++) {
-        char *body = xasprintf("{\"%s\":%s," ASK "}", cannot[i][0], cannot[i][1]);
-        refused(port, cannot[i][0], CHAT, body, 400, "unsupported_parameter", cannot[i][0]);
-        free(body);
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        char *text = xasprintf("{\"%s\":%s," ASK "}", odd[i][0], odd[i][1]);
+        refused(port, odd[i][0], CHAT, text, 400, "invalid_value", odd[i][0]);
+        free(text);
     }
-    reply r =
-        post(port, CHAT,
-             "{\"max_tokens\":1,\"top_k\":-1,\"min_p\":0,\"top_p\":1.0,\"logit_bias\":{},\"logprobs\":false," ASK "}");
-    check(r.status == 200, "values that change nothing", "%s", r.body);
+    reply r = post(port, CHAT,
+                   "{\"max_tokens\":1,\"top_k\":-1,\"min_p\":0.1,\"top_p\":0.9,\"presence_penalty\":0.5,"
+                   "\"frequency_penalty\":0.5,\"repetition_penalty\":1.1,\"logit_bias\":{\"5\":1},\"seed\":3," ASK "}");
+    check(r.status == 200, "every way to sample", "%s", r.body);
+    reply_free(&r);
+
+    r = post(port, CHAT, "{\"temperature\":0,\"max_tokens\":32000," ASK "}");
+    check(r.status == 200, "max_tokens beyond the context is cut to it", "%s", r.body);
     reply_free(&r);
 
     nmk_buf body = {0};
@@ -252,6 +256,68 @@ static void test_refusals(int port) {
     reply_free(&r);
 }
 
+/* What nobody should send: an answer of 400 each, to every endpoint, and the server goes on. */
+static void test_hostile(int port) {
+    static const char *const paths[] = {CHAT, TEXT, "/tokenize", "/detokenize"};
+    nmk_buf deep = {0}, wide = {0}, bias = {0}, tools = {0};
+    nmk_buf_puts(&deep, "{\"messages\":[{\"role\":\"user\",\"content\":");
+    for (int i = 0; i < 100000; i++) nmk_buf_puts(&deep, "[");
+    nmk_buf_puts(
+        &wide, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"prompt\":\"x\",\"tokens\":[1],\"stop\":[\"a\"");
+    for (int i = 0; i < 100000; i++) nmk_buf_puts(&wide, ",\"a\"");
+    nmk_buf_puts(&wide, "],\"temperature\":\"x\",\"add_special_tokens\":2,\"tokens\":3}");
+    nmk_buf_puts(&bias, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"logit_bias\":{\"0\":1");
+    for (int i = 1; i < 100000; i++) nmk_buf_printf(&bias, ",\"%d\":-100", i);
+    nmk_buf_puts(&bias, "}}");
+    nmk_buf_puts(&tools, "{" ASK ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":");
+    for (int i = 0; i < 70; i++) nmk_buf_puts(&tools, "{\"properties\":");
+    nmk_buf_puts(&tools, "1");
+    for (int i = 0; i < 70; i++) nmk_buf_puts(&tools, "}");
+    nmk_buf_puts(&tools, "}}]}");
+    const struct {
+        const char *name, *body;
+    } cases[] = {
+        {"deep JSON", deep.data},
+        {"wide JSON", wide.data},
+        {"deep tools", tools.data},
+        {"nothing", ""},
+        {"blanks", " \n\t"},
+        {"a lone quote", "\""},
+        {"a number", "1e999"},
+        {"bad UTF-8", "{\"model\":\"\xff\xfe\",\"prompt\":\"x\"}"},
+        {"an overlong NUL", "{\"prompt\":\"\xc0\x80\",\"tokens\":[1]}"},
+        {"half a surrogate", "{\"prompt\":\"\\ud800\",\"tokens\":[1],\"messages\":[]}"},
+        {"NaN", "{\"temperature\":NaN,\"prompt\":\"x\"}"},
+        {"Infinity", "{\"top_p\":Infinity,\"prompt\":\"x\"}"},
+        {"1e999", "{\"prompt\":\"x\",\"temperature\":1e999}"},
+        {"an integer beyond 64 bits", "{\"seed\":99999999999999999999,\"prompt\":\"x\"}"},
+        {"a key twice", "{\"n\":1,\"n\":2,\"prompt\":\"x\",\"tokens\":[1]}"},
+        {"a control character", "{\"prompt\":\"a\nb\",\"tokens\":[1]}"},
+        {"comments", "{/* */\"prompt\":\"x\"}"},
+        {"a model that is a list", "{\"model\":[],\"prompt\":\"x\",\"tokens\":[1]}"},
+        {"null everywhere", "{\"messages\":null,\"prompt\":null,\"tokens\":null}"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int refusals = 0;
+        for (size_t k = 0; k < sizeof paths / sizeof *paths; k++) {
+            reply r = post(port, paths[k], cases[i].body);
+            refusals += r.status == 400 && *text_at(r.json, "error.message");
+            if (r.status != 400) printf("# %s: %d %.200s\n", paths[k], r.status, r.body);
+            reply_free(&r);
+        }
+        check(refusals == 4, cases[i].name, "%d of 4 refused", refusals);
+    }
+    refused(port, "a hundred thousand biases", CHAT, bias.data, 400, "invalid_value", "logit_bias");
+    refused(port, "a bias of 1e999", CHAT, "{\"logit_bias\":{\"5\":1e999}," ASK "}", 400, "invalid_json", NULL);
+    refused(port, "a bias that is no number", CHAT, "{\"logit_bias\":{\"5\":null}," ASK "}", 400, NULL, "logit_bias");
+    refused(port, "two billion answers", CHAT, "{\"n\":2000000000," ASK "}", 400, "invalid_value", "n");
+    refused(port, "answers times prompts", TEXT, "{\"n\":100,\"prompt\":[\"a\",\"b\"]}", 400, "invalid_value", "n");
+    nmk_buf_free(&deep), nmk_buf_free(&wide), nmk_buf_free(&bias), nmk_buf_free(&tools);
+    reply r = get(port, "/health");
+    check(r.status == 200, "and it is well", "%d", r.status);
+    reply_free(&r);
+}
+
 static void test_tokens(int port) {
     static const char text[] = "Gr\\u00fc\\u00dfe, \\ud83d\\ude00\\n\\tdef f(x): return x";
     char *body = xasprintf("{\"prompt\":\"%s\",\"add_special_tokens\":false}", text);
@@ -266,6 +332,10 @@ static void test_tokens(int port) {
     r = post(port, "/tokenize", "{" ASK "}");
     check(int_at(r.json, "tokens.0") == 1 && int_at(r.json, "tokens.1") == 3 && int_at(r.json, "count") > 10,
           "a chat's tokens, with one BOS", "%s", r.body);
+    reply_free(&r);
+    r = post(port, "/tokenize", "{\"prompt\":\"<BOS_TOKEN>x\"}");
+    check(int_at(r.json, "tokens.0") == 1 && int_at(r.json, "tokens.1") != 1, "a text that begins with BOS has one",
+          "%s", r.body);
     reply_free(&r);
     refused(port, "a token that is none", "/detokenize", "{\"tokens\":[1,99999999]}", 400, "invalid_value",
             "tokens[1]");
@@ -293,6 +363,34 @@ static void test_concurrent(int port) {
               i ? "the second as if alone" : "the first as if alone", "%s: %s", t.wrong, shown(t.text.data));
         told_free(&t), reply_free(&r), nmk_buf_free(&alone[i]);
     }
+}
+
+/* Cached tokens that usage tells of, for a prompt of 200 tokens that begin with `first`. */
+static int cached(int port, const char *field, int first, const char *more) {
+    nmk_buf body = {0};
+    nmk_buf_printf(&body, "{\"max_tokens\":1,\"temperature\":0%s,\"prompt\":[%d", more, first);
+    for (int i = 1; i < 200; i++) nmk_buf_printf(&body, ",%d", 20 + i);
+    nmk_buf_puts(&body, "]}");
+    reply r = reply_read(request_open(port, "POST", TEXT, field, body.data));
+    int n = int_at(r.json, "usage.prompt_tokens_details.cached_tokens");
+    if (int_at(r.json, "usage.prompt_tokens") != 200) check(false, "a prompt of 200 tokens", "%s", r.raw.data);
+    reply_free(&r), nmk_buf_free(&body);
+    return n;
+}
+
+static void test_cache(int port) {
+    double hits = metric(port, "vllm:prefix_cache_hits_total");
+    int n[] = {cached(port, "", 7, ""),
+               cached(port, "", 7, ""),
+               cached(port, "", 8, ""),
+               cached(port, "", 7, ",\"cache_salt\":\"s\""),
+               cached(port, "", 7, ",\"cache_salt\":\"s\""),
+               cached(port, "", 7, ",\"seed\":1")};
+    check(!n[0] && n[1] >= 128 && n[1] < 200 && !n[2], "a prompt that comes again is cached, another is not",
+          "%d, %d, %d", n[0], n[1], n[2]);
+    check(!n[3] && n[4] == n[1] && n[5] == n[1], "salts are apart", "%d, %d, without %d", n[3], n[4], n[5]);
+    check(metric(port, "vllm:prefix_cache_hits_total") - hits == n[1] + n[4] + n[5], "hits are counted", "%g",
+          metric(port, "vllm:prefix_cache_hits_total") - hits);
 }
 
 static void test_disconnect(int port) {
@@ -326,6 +424,15 @@ static void test_key(void) {
     reply r = get(s.port, "/v1/models");
     check(r.status == 401 && *text_at(r.json, "error.message"), "no key", "%d", r.status);
     reply_free(&r);
+    static const char *const guarded[] = {"/v1/models/a",    "/version",  "/v1/chat/completions",
+                                          "/v1/completions", "/tokenize", "/detokenize"};
+    int closed = 0;
+    for (size_t i = 0; i < sizeof guarded / sizeof *guarded; i++) {
+        r = i < 2 ? get(s.port, guarded[i]) : post(s.port, guarded[i], "{}");
+        closed += r.status == 401;
+        reply_free(&r);
+    }
+    check(closed == 6, "no endpoint without a key", "%d of 6", closed);
     r = get(s.port, "/health");
     check(r.status == 200, "health needs no key", "%d", r.status);
     reply_free(&r);
@@ -335,6 +442,9 @@ static void test_key(void) {
           "a key, names, a length", "%s", r.body);
     reply_free(&r);
     static const char key[] = "Authorization: Bearer one\r\n";
+    int mine = cached(s.port, key, 7, ""), other = cached(s.port, "Authorization: Bearer two\r\n", 7, "");
+    mine += cached(s.port, key, 7, "");
+    check(mine >= 128 && !other, "keys share no cache", "%d, %d", mine, other);
     int first = request_open(s.port, "POST", TEXT, key, "{\"stream\":true," LONG "}");
     metric_becomes(s.port, "vllm:num_requests_running", 1, 1000);
     int second = request_open(s.port, "POST", TEXT, key, "{\"model\":\"b/c\",\"prompt\":\"x\",\"max_tokens\":4}");
@@ -407,7 +517,9 @@ int main(void) {
     test_tokens(s.port);
     test_seeds(s.port);
     test_refusals(s.port);
+    test_hostile(s.port);
     test_concurrent(s.port);
+    test_cache(s.port);
     test_disconnect(s.port);
     int rc = server_end(&s, SIGTERM, 5000);
     check(rc == 0, "ends well", "%d", rc);

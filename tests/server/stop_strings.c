@@ -115,6 +115,15 @@ static void held_back(void) {
     same("not even at the end", &out, "");
     nmk_stop_free(s);
 
+    s = nmk_stop_new(strings, 1, false);
+    nmk_stop_add(s, "a</answ", 7, true, &out);
+    nmk_stop_end(s, &out);
+    same("a text that ends", &out, "a</answ");
+    stopped = nmk_stop_add(s, "er>b</answer>", 13, true, &out);
+    check(stopped, "another one has the strings again", "it has not");
+    same("but none that began before it", &out, "er>b");
+    nmk_stop_free(s);
+
     s = nmk_stop_new(NULL, 0, false);
     nmk_stop_add(s, "all", 3, true, &out);
     same("without strings all comes out at once", &out, "all");

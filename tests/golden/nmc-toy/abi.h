@@ -8,13 +8,13 @@
 #define NMK_COLUMNS 8
 #define NMK_SMS 132
 #define NMK_DESC_WORDS 32
-#define NMK_MAX_TASKS 48
+#define NMK_MAX_TASKS 56
 #define NMK_RING_STAGES 12
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 232448
-#define NMK_COUNTERS 31
+#define NMK_COUNTERS 38
 #define NMK_TICKETS 5
-#define NMK_ARENA_BYTES 1168384
+#define NMK_ARENA_BYTES 1726848
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
 #define NMK_KV_HEAD_BYTES 32768
@@ -28,6 +28,14 @@
 #define NMK_OUT_RING 1024
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
+#define NMK_TOPS 20
+#define NMK_COLUMN_SAMPLES 1
+#define NMK_COLUMN_FILTERS 2
+#define NMK_COLUMN_CUTS_K 4
+#define NMK_COLUMN_CUTS_P 8
+#define NMK_COLUMN_ADJUSTS 16
+#define NMK_COLUMN_LOGPROBS 32
+#define NMK_SEEN_PROMPT 1073741824
 #define NMK_ATTN_UNITS 256
 #define NMK_DENSE_FF 512
 #define NMK_EPS 1e-06f
@@ -54,25 +62,28 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 16
+#define NMK_OPCODES 19
 
 enum nmk_opcode {
     NMK_OP_END = 0,
     NMK_OP_ATTENTION = 1,
-    NMK_OP_COMBINE = 2,
-    NMK_OP_DENSE_DOWN = 3,
-    NMK_OP_DENSE_UP = 4,
-    NMK_OP_EMBED = 5,
-    NMK_OP_EXPERT_DOWN = 6,
-    NMK_OP_EXPERT_UP = 7,
-    NMK_OP_LM_HEAD = 8,
-    NMK_OP_NORM = 9,
-    NMK_OP_O_PROJ = 10,
-    NMK_OP_QKV = 11,
-    NMK_OP_RESIDUAL = 12,
-    NMK_OP_ROUTE = 13,
-    NMK_OP_ROUTER = 14,
-    NMK_OP_SAMPLE = 15,
+    NMK_OP_CLEAR_CUTS = 2,
+    NMK_OP_COMBINE = 3,
+    NMK_OP_CUT = 4,
+    NMK_OP_DENSE_DOWN = 5,
+    NMK_OP_DENSE_UP = 6,
+    NMK_OP_DRAW = 7,
+    NMK_OP_EMBED = 8,
+    NMK_OP_EXPERT_DOWN = 9,
+    NMK_OP_EXPERT_UP = 10,
+    NMK_OP_LM_HEAD = 11,
+    NMK_OP_NORM = 12,
+    NMK_OP_O_PROJ = 13,
+    NMK_OP_QKV = 14,
+    NMK_OP_RESIDUAL = 15,
+    NMK_OP_ROUTE = 16,
+    NMK_OP_ROUTER = 17,
+    NMK_OP_SAMPLE = 18,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -91,6 +102,10 @@ enum nmk_attention_word {
     NMK_WORD_ATTENTION_QKV = 10,
     NMK_WORD_ATTENTION_PART = 11,
 };
+enum nmk_clear_cuts_word {
+    NMK_WORD_CLEAR_CUTS_COLUMN = 8,
+    NMK_WORD_CLEAR_CUTS_CUTS = 9,
+};
 enum nmk_combine_word {
     NMK_WORD_COMBINE_FIRST = 8,
     NMK_WORD_COMBINE_STEP = 9,
@@ -98,6 +113,14 @@ enum nmk_combine_word {
     NMK_WORD_COMBINE_SLIDING = 11,
     NMK_WORD_COMBINE_PART = 12,
     NMK_WORD_COMBINE_ATTN = 13,
+};
+enum nmk_cut_word {
+    NMK_WORD_CUT_TILE = 8,
+    NMK_WORD_CUT_TILES = 9,
+    NMK_WORD_CUT_UNIT = 10,
+    NMK_WORD_CUT_CAND = 11,
+    NMK_WORD_CUT_SCORES = 12,
+    NMK_WORD_CUT_CUTS = 13,
 };
 enum nmk_dense_down_word {
     NMK_WORD_DENSE_DOWN_TILE = 8,
@@ -109,6 +132,16 @@ enum nmk_dense_up_word {
     NMK_WORD_DENSE_UP_TILES = 9,
     NMK_WORD_DENSE_UP_WEIGHT_KIB = 10,
     NMK_WORD_DENSE_UP_DENSE_H = 11,
+};
+enum nmk_draw_word {
+    NMK_WORD_DRAW_TILE = 8,
+    NMK_WORD_DRAW_TILES = 9,
+    NMK_WORD_DRAW_CAND = 10,
+    NMK_WORD_DRAW_SCORES = 11,
+    NMK_WORD_DRAW_RAW_LOGITS = 12,
+    NMK_WORD_DRAW_CUTS = 13,
+    NMK_WORD_DRAW_DRAWN = 14,
+    NMK_WORD_DRAW_TOPS = 15,
 };
 enum nmk_embed_word {
     NMK_WORD_EMBED_TILE = 8,
@@ -131,6 +164,8 @@ enum nmk_lm_head_word {
     NMK_WORD_LM_HEAD_TILES = 9,
     NMK_WORD_LM_HEAD_WEIGHT_KIB = 10,
     NMK_WORD_LM_HEAD_CAND = 11,
+    NMK_WORD_LM_HEAD_SCORES = 12,
+    NMK_WORD_LM_HEAD_RAW_LOGITS = 13,
 };
 enum nmk_norm_word {
     NMK_WORD_NORM_GAMMA_KIB = 8,
@@ -168,6 +203,9 @@ enum nmk_router_word {
 enum nmk_sample_word {
     NMK_WORD_SAMPLE_COLUMN = 8,
     NMK_WORD_SAMPLE_CAND = 9,
+    NMK_WORD_SAMPLE_DRAWN = 10,
+    NMK_WORD_SAMPLE_TOPS = 11,
+    NMK_WORD_SAMPLE_RAW_LOGITS = 12,
 };
 
 /* One (sequence, position) that a step computes. */
@@ -177,13 +215,17 @@ typedef struct nmk_column {
     int32_t base; /* first position of the sequence that this step computes; pages hold what is before it */
     int32_t group; /* first column of the same sequence in this step */
     int32_t slot; /* row of the page tables */
-    int32_t flags; /* 1: sample here */
+    int32_t flags; /* NMK_COLUMN_... */
     int32_t remaining; /* tokens still allowed */
     float temperature; /* 0: greedy */
     uint32_t seed_lo;
     uint32_t seed_hi;
-    int32_t out; /* row of the output ring */
-    int32_t pad[5];
+    int32_t top_k;
+    float top_p;
+    float min_p; /* 0: off */
+    float presence; /* penalties; of the last, 1 is off */
+    float frequency;
+    float repetition;
 } nmk_column;
 /* State that steps hand to each other, in device memory. */
 typedef struct nmk_control {
@@ -192,6 +234,18 @@ typedef struct nmk_control {
     int32_t stop_count;
     int32_t pad[15];
 } nmk_control;
+/* What a slot's sequence does to one token's logit. */
+typedef struct nmk_adjust {
+    float bias;
+    uint32_t seen; /* times generated; NMK_SEEN_PROMPT: it is in the prompt too */
+} nmk_adjust;
+/* Log-probabilities of one column's step, by the model alone. */
+typedef struct nmk_tops {
+    float chosen; /* of the token given */
+    int32_t pad;
+    int32_t id[20]; /* the most likely tokens, best first */
+    float logprob[20];
+} nmk_tops;
 /* A wait that did not end. word: 0, or 1 << 31 | role << 20 | sm << 12 | task. */
 typedef struct nmk_hang {
     uint32_t word;
@@ -213,6 +267,8 @@ typedef struct nmk_params {
     uint64_t tickets; /* u32 [NMK_TICKETS][2], one per 128 bytes */
     uint64_t rope; /* float [position][head_dim / 2][2]: cos, sin */
     uint64_t out; /* i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1 */
+    uint64_t tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
+    uint64_t adjust; /* struct nmk_adjust [slot][vocab] */
     uint64_t hang; /* struct nmk_hang [NMK_SMS][4 roles] in mapped host memory: each role's first wait for a counter */
     uint64_t abort; /* u32: the word of a wait that was given up */
     uint64_t trace; /* 0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task */
@@ -237,19 +293,31 @@ _Static_assert(offsetof(nmk_column, remaining) == 24, "nmk_column.remaining: off
 _Static_assert(offsetof(nmk_column, temperature) == 28, "nmk_column.temperature: offset");
 _Static_assert(offsetof(nmk_column, seed_lo) == 32, "nmk_column.seed_lo: offset");
 _Static_assert(offsetof(nmk_column, seed_hi) == 36, "nmk_column.seed_hi: offset");
-_Static_assert(offsetof(nmk_column, out) == 40, "nmk_column.out: offset");
-_Static_assert(offsetof(nmk_column, pad) == 44, "nmk_column.pad: offset");
+_Static_assert(offsetof(nmk_column, top_k) == 40, "nmk_column.top_k: offset");
+_Static_assert(offsetof(nmk_column, top_p) == 44, "nmk_column.top_p: offset");
+_Static_assert(offsetof(nmk_column, min_p) == 48, "nmk_column.min_p: offset");
+_Static_assert(offsetof(nmk_column, presence) == 52, "nmk_column.presence: offset");
+_Static_assert(offsetof(nmk_column, frequency) == 56, "nmk_column.frequency: offset");
+_Static_assert(offsetof(nmk_column, repetition) == 60, "nmk_column.repetition: offset");
 _Static_assert(sizeof(nmk_control) == 640, "nmk_control: size");
 _Static_assert(offsetof(nmk_control, column) == 0, "nmk_control.column: offset");
 _Static_assert(offsetof(nmk_control, stop_ids) == 512, "nmk_control.stop_ids: offset");
 _Static_assert(offsetof(nmk_control, stop_count) == 576, "nmk_control.stop_count: offset");
 _Static_assert(offsetof(nmk_control, pad) == 580, "nmk_control.pad: offset");
+_Static_assert(sizeof(nmk_adjust) == 8, "nmk_adjust: size");
+_Static_assert(offsetof(nmk_adjust, bias) == 0, "nmk_adjust.bias: offset");
+_Static_assert(offsetof(nmk_adjust, seen) == 4, "nmk_adjust.seen: offset");
+_Static_assert(sizeof(nmk_tops) == 168, "nmk_tops: size");
+_Static_assert(offsetof(nmk_tops, chosen) == 0, "nmk_tops.chosen: offset");
+_Static_assert(offsetof(nmk_tops, pad) == 4, "nmk_tops.pad: offset");
+_Static_assert(offsetof(nmk_tops, id) == 8, "nmk_tops.id: offset");
+_Static_assert(offsetof(nmk_tops, logprob) == 88, "nmk_tops.logprob: offset");
 _Static_assert(sizeof(nmk_hang) == 16, "nmk_hang: size");
 _Static_assert(offsetof(nmk_hang, word) == 0, "nmk_hang.word: offset");
 _Static_assert(offsetof(nmk_hang, counter) == 4, "nmk_hang.counter: offset");
 _Static_assert(offsetof(nmk_hang, expected) == 8, "nmk_hang.expected: offset");
 _Static_assert(offsetof(nmk_hang, got) == 12, "nmk_hang.got: offset");
-_Static_assert(sizeof(nmk_params) == 152, "nmk_params: size");
+_Static_assert(sizeof(nmk_params) == 168, "nmk_params: size");
 _Static_assert(offsetof(nmk_params, weights) == 0, "nmk_params.weights: offset");
 _Static_assert(offsetof(nmk_params, arena) == 8, "nmk_params.arena: offset");
 _Static_assert(offsetof(nmk_params, kv_full) == 16, "nmk_params.kv_full: offset");
@@ -262,17 +330,19 @@ _Static_assert(offsetof(nmk_params, counters) == 64, "nmk_params.counters: offse
 _Static_assert(offsetof(nmk_params, tickets) == 72, "nmk_params.tickets: offset");
 _Static_assert(offsetof(nmk_params, rope) == 80, "nmk_params.rope: offset");
 _Static_assert(offsetof(nmk_params, out) == 88, "nmk_params.out: offset");
-_Static_assert(offsetof(nmk_params, hang) == 96, "nmk_params.hang: offset");
-_Static_assert(offsetof(nmk_params, abort) == 104, "nmk_params.abort: offset");
-_Static_assert(offsetof(nmk_params, trace) == 112, "nmk_params.trace: offset");
-_Static_assert(offsetof(nmk_params, epoch) == 120, "nmk_params.epoch: offset");
-_Static_assert(offsetof(nmk_params, in_flight) == 124, "nmk_params.in_flight: offset");
-_Static_assert(offsetof(nmk_params, ring_stages) == 128, "nmk_params.ring_stages: offset");
-_Static_assert(offsetof(nmk_params, table_stride) == 132, "nmk_params.table_stride: offset");
-_Static_assert(offsetof(nmk_params, out_row) == 136, "nmk_params.out_row: offset");
-_Static_assert(offsetof(nmk_params, zero) == 140, "nmk_params.zero: offset");
-_Static_assert(offsetof(nmk_params, patience_ms) == 144, "nmk_params.patience_ms: offset");
-_Static_assert(offsetof(nmk_params, pad) == 148, "nmk_params.pad: offset");
+_Static_assert(offsetof(nmk_params, tops) == 96, "nmk_params.tops: offset");
+_Static_assert(offsetof(nmk_params, adjust) == 104, "nmk_params.adjust: offset");
+_Static_assert(offsetof(nmk_params, hang) == 112, "nmk_params.hang: offset");
+_Static_assert(offsetof(nmk_params, abort) == 120, "nmk_params.abort: offset");
+_Static_assert(offsetof(nmk_params, trace) == 128, "nmk_params.trace: offset");
+_Static_assert(offsetof(nmk_params, epoch) == 136, "nmk_params.epoch: offset");
+_Static_assert(offsetof(nmk_params, in_flight) == 140, "nmk_params.in_flight: offset");
+_Static_assert(offsetof(nmk_params, ring_stages) == 144, "nmk_params.ring_stages: offset");
+_Static_assert(offsetof(nmk_params, table_stride) == 148, "nmk_params.table_stride: offset");
+_Static_assert(offsetof(nmk_params, out_row) == 152, "nmk_params.out_row: offset");
+_Static_assert(offsetof(nmk_params, zero) == 156, "nmk_params.zero: offset");
+_Static_assert(offsetof(nmk_params, patience_ms) == 160, "nmk_params.patience_ms: offset");
+_Static_assert(offsetof(nmk_params, pad) == 164, "nmk_params.pad: offset");
 
 enum nmk_layout {
     NMK_LAYOUT_ROWS = 0,
@@ -336,6 +406,8 @@ extern const uint64_t nmk_hash; /* the same as NMK_HASH in megakernel.cu */
 extern const char *const nmk_model_name;
 extern const char *const nmk_target_arch;
 extern const int nmk_in_flight[NMK_COLUMNS]; /* stages in flight per SM, by live columns - 1 */
+/* Weights that a step streams, by live columns - 1, each byte once, if all experts are chosen alike. */
+extern const int64_t nmk_step_weight_bytes[NMK_COLUMNS];
 extern const nmk_array nmk_arrays[];
 extern const int nmk_array_count;
 extern const nmk_tensor nmk_tensors[];

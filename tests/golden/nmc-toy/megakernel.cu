@@ -4,13 +4,13 @@
 #define NMK_COLUMNS 8
 #define NMK_SMS 132
 #define NMK_DESC_WORDS 32
-#define NMK_MAX_TASKS 48
+#define NMK_MAX_TASKS 56
 #define NMK_RING_STAGES 12
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 232448
-#define NMK_COUNTERS 31
+#define NMK_COUNTERS 38
 #define NMK_TICKETS 5
-#define NMK_ARENA_BYTES 1168384
+#define NMK_ARENA_BYTES 1726848
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
 #define NMK_KV_HEAD_BYTES 32768
@@ -24,6 +24,14 @@
 #define NMK_OUT_RING 1024
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
+#define NMK_TOPS 20
+#define NMK_COLUMN_SAMPLES 1
+#define NMK_COLUMN_FILTERS 2
+#define NMK_COLUMN_CUTS_K 4
+#define NMK_COLUMN_CUTS_P 8
+#define NMK_COLUMN_ADJUSTS 16
+#define NMK_COLUMN_LOGPROBS 32
+#define NMK_SEEN_PROMPT 1073741824
 #define NMK_ATTN_UNITS 256
 #define NMK_DENSE_FF 512
 #define NMK_EPS 1e-06f
@@ -50,25 +58,28 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 16
+#define NMK_OPCODES 19
 
 enum nmk_opcode {
     NMK_OP_END = 0,
     NMK_OP_ATTENTION = 1,
-    NMK_OP_COMBINE = 2,
-    NMK_OP_DENSE_DOWN = 3,
-    NMK_OP_DENSE_UP = 4,
-    NMK_OP_EMBED = 5,
-    NMK_OP_EXPERT_DOWN = 6,
-    NMK_OP_EXPERT_UP = 7,
-    NMK_OP_LM_HEAD = 8,
-    NMK_OP_NORM = 9,
-    NMK_OP_O_PROJ = 10,
-    NMK_OP_QKV = 11,
-    NMK_OP_RESIDUAL = 12,
-    NMK_OP_ROUTE = 13,
-    NMK_OP_ROUTER = 14,
-    NMK_OP_SAMPLE = 15,
+    NMK_OP_CLEAR_CUTS = 2,
+    NMK_OP_COMBINE = 3,
+    NMK_OP_CUT = 4,
+    NMK_OP_DENSE_DOWN = 5,
+    NMK_OP_DENSE_UP = 6,
+    NMK_OP_DRAW = 7,
+    NMK_OP_EMBED = 8,
+    NMK_OP_EXPERT_DOWN = 9,
+    NMK_OP_EXPERT_UP = 10,
+    NMK_OP_LM_HEAD = 11,
+    NMK_OP_NORM = 12,
+    NMK_OP_O_PROJ = 13,
+    NMK_OP_QKV = 14,
+    NMK_OP_RESIDUAL = 15,
+    NMK_OP_ROUTE = 16,
+    NMK_OP_ROUTER = 17,
+    NMK_OP_SAMPLE = 18,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -87,6 +98,10 @@ enum nmk_attention_word {
     NMK_WORD_ATTENTION_QKV = 10,
     NMK_WORD_ATTENTION_PART = 11,
 };
+enum nmk_clear_cuts_word {
+    NMK_WORD_CLEAR_CUTS_COLUMN = 8,
+    NMK_WORD_CLEAR_CUTS_CUTS = 9,
+};
 enum nmk_combine_word {
     NMK_WORD_COMBINE_FIRST = 8,
     NMK_WORD_COMBINE_STEP = 9,
@@ -94,6 +109,14 @@ enum nmk_combine_word {
     NMK_WORD_COMBINE_SLIDING = 11,
     NMK_WORD_COMBINE_PART = 12,
     NMK_WORD_COMBINE_ATTN = 13,
+};
+enum nmk_cut_word {
+    NMK_WORD_CUT_TILE = 8,
+    NMK_WORD_CUT_TILES = 9,
+    NMK_WORD_CUT_UNIT = 10,
+    NMK_WORD_CUT_CAND = 11,
+    NMK_WORD_CUT_SCORES = 12,
+    NMK_WORD_CUT_CUTS = 13,
 };
 enum nmk_dense_down_word {
     NMK_WORD_DENSE_DOWN_TILE = 8,
@@ -105,6 +128,16 @@ enum nmk_dense_up_word {
     NMK_WORD_DENSE_UP_TILES = 9,
     NMK_WORD_DENSE_UP_WEIGHT_KIB = 10,
     NMK_WORD_DENSE_UP_DENSE_H = 11,
+};
+enum nmk_draw_word {
+    NMK_WORD_DRAW_TILE = 8,
+    NMK_WORD_DRAW_TILES = 9,
+    NMK_WORD_DRAW_CAND = 10,
+    NMK_WORD_DRAW_SCORES = 11,
+    NMK_WORD_DRAW_RAW_LOGITS = 12,
+    NMK_WORD_DRAW_CUTS = 13,
+    NMK_WORD_DRAW_DRAWN = 14,
+    NMK_WORD_DRAW_TOPS = 15,
 };
 enum nmk_embed_word {
     NMK_WORD_EMBED_TILE = 8,
@@ -127,6 +160,8 @@ enum nmk_lm_head_word {
     NMK_WORD_LM_HEAD_TILES = 9,
     NMK_WORD_LM_HEAD_WEIGHT_KIB = 10,
     NMK_WORD_LM_HEAD_CAND = 11,
+    NMK_WORD_LM_HEAD_SCORES = 12,
+    NMK_WORD_LM_HEAD_RAW_LOGITS = 13,
 };
 enum nmk_norm_word {
     NMK_WORD_NORM_GAMMA_KIB = 8,
@@ -164,6 +199,9 @@ enum nmk_router_word {
 enum nmk_sample_word {
     NMK_WORD_SAMPLE_COLUMN = 8,
     NMK_WORD_SAMPLE_CAND = 9,
+    NMK_WORD_SAMPLE_DRAWN = 10,
+    NMK_WORD_SAMPLE_TOPS = 11,
+    NMK_WORD_SAMPLE_RAW_LOGITS = 12,
 };
 
 /* One (sequence, position) that a step computes. */
@@ -173,13 +211,17 @@ typedef struct nmk_column {
     int base; /* first position of the sequence that this step computes; pages hold what is before it */
     int group; /* first column of the same sequence in this step */
     int slot; /* row of the page tables */
-    int flags; /* 1: sample here */
+    int flags; /* NMK_COLUMN_... */
     int remaining; /* tokens still allowed */
     float temperature; /* 0: greedy */
     unsigned int seed_lo;
     unsigned int seed_hi;
-    int out; /* row of the output ring */
-    int pad[5];
+    int top_k;
+    float top_p;
+    float min_p; /* 0: off */
+    float presence; /* penalties; of the last, 1 is off */
+    float frequency;
+    float repetition;
 } nmk_column;
 /* State that steps hand to each other, in device memory. */
 typedef struct nmk_control {
@@ -188,6 +230,18 @@ typedef struct nmk_control {
     int stop_count;
     int pad[15];
 } nmk_control;
+/* What a slot's sequence does to one token's logit. */
+typedef struct nmk_adjust {
+    float bias;
+    unsigned int seen; /* times generated; NMK_SEEN_PROMPT: it is in the prompt too */
+} nmk_adjust;
+/* Log-probabilities of one column's step, by the model alone. */
+typedef struct nmk_tops {
+    float chosen; /* of the token given */
+    int pad;
+    int id[20]; /* the most likely tokens, best first */
+    float logprob[20];
+} nmk_tops;
 /* A wait that did not end. word: 0, or 1 << 31 | role << 20 | sm << 12 | task. */
 typedef struct nmk_hang {
     unsigned int word;
@@ -209,6 +263,8 @@ typedef struct nmk_params {
     unsigned long long tickets; /* u32 [NMK_TICKETS][2], one per 128 bytes */
     unsigned long long rope; /* float [position][head_dim / 2][2]: cos, sin */
     unsigned long long out; /* i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1 */
+    unsigned long long tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
+    unsigned long long adjust; /* struct nmk_adjust [slot][vocab] */
     unsigned long long hang; /* struct nmk_hang [NMK_SMS][4 roles] in mapped host memory: each role's first wait for a counter */
     unsigned long long abort; /* u32: the word of a wait that was given up */
     unsigned long long trace; /* 0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task */
@@ -223,8 +279,10 @@ typedef struct nmk_params {
 } nmk_params;
 static_assert(sizeof(nmk_column) == 64, "nmk_column: size");
 static_assert(sizeof(nmk_control) == 640, "nmk_control: size");
+static_assert(sizeof(nmk_adjust) == 8, "nmk_adjust: size");
+static_assert(sizeof(nmk_tops) == 168, "nmk_tops: size");
 static_assert(sizeof(nmk_hang) == 16, "nmk_hang: size");
-static_assert(sizeof(nmk_params) == 152, "nmk_params: size");
+static_assert(sizeof(nmk_params) == 168, "nmk_params: size");
 
 ... templates/random.h
 ... templates/prelude.cuh
@@ -245,6 +303,14 @@ static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[
 ... templates/ops/attention.cu
 } // namespace op_attention
 
+namespace op_clear_cuts {
+struct P {
+};
+struct Task { int column; int cuts; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9]}; }
+... templates/ops/clear_cuts.cu
+} // namespace op_clear_cuts
+
 namespace op_combine {
 struct P {
     static constexpr int heads = 8;
@@ -256,6 +322,15 @@ struct Task { int first; int step; int end; int sliding; int part; int attn; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13]}; }
 ... templates/ops/combine.cu
 } // namespace op_combine
+
+namespace op_cut {
+struct P {
+    static constexpr int vocab = 4096;
+};
+struct Task { int tile; int tiles; int unit; int cand; int scores; int cuts; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13]}; }
+... templates/ops/cut.cu
+} // namespace op_cut
 
 namespace op_dense_down {
 struct P {
@@ -277,6 +352,15 @@ struct Task { int tile; int tiles; int weight_kib; int dense_h; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11]}; }
 ... templates/ops/dense_up.cu
 } // namespace op_dense_up
+
+namespace op_draw {
+struct P {
+    static constexpr int vocab = 4096;
+};
+struct Task { int tile; int tiles; int cand; int scores; int raw_logits; int cuts; int drawn; int tops; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13], d[14], d[15]}; }
+... templates/ops/draw.cu
+} // namespace op_draw
 
 namespace op_embed {
 struct P {
@@ -319,8 +403,8 @@ struct P {
     static constexpr int vocab = 4096;
     static constexpr float logit_scale = 1.0f;
 };
-struct Task { int tile; int tiles; int weight_kib; int cand; };
-static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11]}; }
+struct Task { int tile; int tiles; int weight_kib; int cand; int scores; int raw_logits; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13]}; }
 ... templates/ops/lm_head.cu
 } // namespace op_lm_head
 
@@ -394,8 +478,8 @@ namespace op_sample {
 struct P {
     static constexpr int vocab = 4096;
 };
-struct Task { int column; int cand; };
-static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9]}; }
+struct Task { int column; int cand; int drawn; int tops; int raw_logits; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12]}; }
 ... templates/ops/sample.cu
 } // namespace op_sample
 
@@ -449,13 +533,36 @@ load_dense_up: {
 }
 load_done:;
 ... templates/megakernel.cu
+if (is(op, NMK_OP_CUT)) goto help_cut;
 if (is(op, NMK_OP_COMBINE)) goto help_combine;
+if (is(op, NMK_OP_CLEAR_CUTS)) goto help_clear_cuts;
+if (is(op, NMK_OP_DRAW)) goto help_draw;
 if (is(op, NMK_OP_SAMPLE)) goto help_sample;
 continue;
+help_cut: {
+    const op_cut::Task t = op_cut::task(d);
+    if (__builtin_expect(!c.awake(), 1)) goto help_done;
+    c.wait_task(d);
+    op_cut::help(c, t);
+    goto help_done;
+}
 help_combine: {
     const op_combine::Task t = op_combine::task(d);
     c.wait_task(d);
     op_combine::help(c, t);
+    goto help_done;
+}
+help_clear_cuts: {
+    const op_clear_cuts::Task t = op_clear_cuts::task(d);
+    c.wait_task(d);
+    op_clear_cuts::help(c, t);
+    goto help_done;
+}
+help_draw: {
+    const op_draw::Task t = op_draw::task(d);
+    if (__builtin_expect(!c.awake(), 1)) goto help_done;
+    c.wait_task(d);
+    op_draw::help(c, t);
     goto help_done;
 }
 help_sample: {

@@ -2,21 +2,24 @@
 ... templates/refvm.c
 ... templates/random.h
 ... templates/refvm.c
-    {"attention", 2, 0},
-    {"combine", 1, 1},
-    {"dense_down", 0, 0},
-    {"dense_up", 2, 0},
-    {"embed", 2, 0},
-    {"expert_down", 0, 0},
-    {"expert_up", 2, 0},
-    {"lm_head", 2, 0},
-    {"norm", 0, 0},
-    {"o_proj", 0, 0},
-    {"qkv", 2, 0},
-    {"residual", 2, 0},
-    {"route", 0, 0},
-    {"router", 2, 0},
-    {"sample", 0, 1},
+    {"attention", 2, 0, 0},
+    {"clear_cuts", 1, 1, 0},
+    {"combine", 1, 1, 0},
+    {"cut", 1, 1, 1},
+    {"dense_down", 0, 0, 0},
+    {"dense_up", 2, 0, 0},
+    {"draw", 1, 1, 1},
+    {"embed", 2, 0, 0},
+    {"expert_down", 0, 0, 0},
+    {"expert_up", 2, 0, 0},
+    {"lm_head", 2, 0, 0},
+    {"norm", 0, 0, 0},
+    {"o_proj", 0, 0, 0},
+    {"qkv", 2, 0, 0},
+    {"residual", 2, 0, 0},
+    {"route", 0, 0, 0},
+    {"router", 2, 0, 0},
+    {"sample", 0, 1, 0},
 ... templates/refvm.c
 static const struct {
     int32_t heads;
@@ -48,6 +51,22 @@ static int op_attention(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
     return 0;
 }
 
+struct clear_cuts_task {
+    int32_t column;
+    int32_t cuts;
+};
+static int op_clear_cuts(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
+{
+    const struct clear_cuts_task t = {
+        .column = d[8], .cuts = d[9]
+    };
+    (void)vm, (void)sm, (void)d, (void)t;
+#define P clear_cuts_params
+... templates/ops/clear_cuts.cu
+#undef P
+    return 0;
+}
+
 static const struct {
     int32_t heads;
     int32_t kv_heads;
@@ -72,6 +91,31 @@ static int op_combine(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
     (void)vm, (void)sm, (void)d, (void)t, (void)combine_params;
 #define P combine_params
 ... templates/ops/combine.cu
+#undef P
+    return 0;
+}
+
+static const struct {
+    int32_t vocab;
+} cut_params = {
+    .vocab = 4096
+};
+struct cut_task {
+    int32_t tile;
+    int32_t tiles;
+    int32_t unit;
+    int32_t cand;
+    int32_t scores;
+    int32_t cuts;
+};
+static int op_cut(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
+{
+    const struct cut_task t = {
+        .tile = d[8], .tiles = d[9], .unit = d[10], .cand = d[11], .scores = d[12], .cuts = d[13]
+    };
+    (void)vm, (void)sm, (void)d, (void)t, (void)cut_params;
+#define P cut_params
+... templates/ops/cut.cu
 #undef P
     return 0;
 }
@@ -119,6 +163,34 @@ static int op_dense_up(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
     (void)vm, (void)sm, (void)d, (void)t, (void)dense_up_params;
 #define P dense_up_params
 ... templates/ops/dense_up.cu
+#undef P
+    return 0;
+}
+
+static const struct {
+    int32_t vocab;
+} draw_params = {
+    .vocab = 4096
+};
+struct draw_task {
+    int32_t tile;
+    int32_t tiles;
+    int32_t cand;
+    int32_t scores;
+    int32_t raw_logits;
+    int32_t cuts;
+    int32_t drawn;
+    int32_t tops;
+};
+static int op_draw(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
+{
+    const struct draw_task t = {
+        .tile = d[8], .tiles = d[9], .cand = d[10], .scores = d[11], .raw_logits = d[12], .cuts = d[13],
+        .drawn = d[14], .tops = d[15]
+    };
+    (void)vm, (void)sm, (void)d, (void)t, (void)draw_params;
+#define P draw_params
+... templates/ops/draw.cu
 #undef P
     return 0;
 }
@@ -207,11 +279,13 @@ struct lm_head_task {
     int32_t tiles;
     int32_t weight_kib;
     int32_t cand;
+    int32_t scores;
+    int32_t raw_logits;
 };
 static int op_lm_head(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct lm_head_task t = {
-        .tile = d[8], .tiles = d[9], .weight_kib = d[10], .cand = d[11]
+        .tile = d[8], .tiles = d[9], .weight_kib = d[10], .cand = d[11], .scores = d[12], .raw_logits = d[13]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)lm_head_params;
 #define P lm_head_params
@@ -374,11 +448,14 @@ static const struct {
 struct sample_task {
     int32_t column;
     int32_t cand;
+    int32_t drawn;
+    int32_t tops;
+    int32_t raw_logits;
 };
 static int op_sample(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct sample_task t = {
-        .column = d[8], .cand = d[9]
+        .column = d[8], .cand = d[9], .drawn = d[10], .tops = d[11], .raw_logits = d[12]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)sample_params;
 #define P sample_params
@@ -388,9 +465,12 @@ static int op_sample(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 }
 ... templates/refvm.c
     case NMK_OP_ATTENTION: return op_attention(vm, sm, d);
+    case NMK_OP_CLEAR_CUTS: return op_clear_cuts(vm, sm, d);
     case NMK_OP_COMBINE: return op_combine(vm, sm, d);
+    case NMK_OP_CUT: return op_cut(vm, sm, d);
     case NMK_OP_DENSE_DOWN: return op_dense_down(vm, sm, d);
     case NMK_OP_DENSE_UP: return op_dense_up(vm, sm, d);
+    case NMK_OP_DRAW: return op_draw(vm, sm, d);
     case NMK_OP_EMBED: return op_embed(vm, sm, d);
     case NMK_OP_EXPERT_DOWN: return op_expert_down(vm, sm, d);
     case NMK_OP_EXPERT_UP: return op_expert_up(vm, sm, d);

@@ -1,0 +1,93 @@
+/*@op
+  name    = "draw",
+  summary = "of the SM's tokens: the best perturbed score of those kept; the most likely, for log-probabilities",
+  optional = true,
+  params  = { {"vocab", "i32"} },
+  tile    = "spread",
+  task    = { {"tile", "i32"}, {"tiles", "i32"} },
+  reads   = { {"cand", "f32", role = "help", lo = "0", hi = "sms"},
+              {"scores", "f32", role = "help", lo = "tile", hi = "tile+tiles"},
+              {"raw_logits", "f32", role = "help", lo = "tile", hi = "tile+tiles"},
+              {"cuts", "u64", role = "help", lo = "0", hi = "7*columns"},
+              {"cutoff", role = "help", scope = "sm"}, {"control", role = "help", launch = "older"} },
+  writes  = { {"drawn", "f32", role = "help", lo = "sm", hi = "sm+1"},
+              {"tops", "f32", role = "help", lo = "sm", hi = "sm+1"} },
+  cost    = "0",
+@*/
+//@device help
+/* drawn: [sms][columns] values, then as many ids.  tops, of a column: the NMK_TOPS largest logits of each SM, as many
+ * ids, and for each SM the sum of exponentials relative to its largest logit. */
+DEVICE void help(Helper &c, const Task &t)
+{
+    const int first = t.tile * 16, count = t.tiles * 16;
+#pragma unroll 1
+    for (int n = 0; n < NMK_COLUMNS; n++) {
+        const int at = blockIdx.x * NMK_COLUMNS + n;
+        if (c.wants(n, NMK_COLUMN_FILTERS)) {
+            const bool k = c.wants(n, NMK_COLUMN_CUTS_K), m = c.wants(n, NMK_COLUMN_CUTS_P);
+            if (!k && !m) c.begin_cut(n, c.buffer<float>(t.cand));
+            else c.narrow(n, c.buffer<u64>(t.cuts) + ((m ? 6 : 3) * NMK_COLUMNS + n) * 256, 0), c.end_cut(n);
+            const Cut cut = c.s.cut[n];
+            const nmk_column *column = c.column(n);
+            const nmk_noise key = nmk_noise_key(__ldcg(&column->seed_lo), __ldcg(&column->seed_hi), c.s.pos[n]);
+            float best = -INFINITY;
+            int id = 0x7fffffff;
+            c.scan<2>(c.buffer<float>(t.scores) + n * P::vocab + first, count, [&](bool inside, int i, float score) {
+                if (inside && nmk_score_key(cut.best, score) <= cut.limit)
+                    keep_better(best, id, score + gumbel(key, first + i), first + i);
+            });
+            warp_best(best, id, 1);
+            float *value = c.buffer<float>(t.drawn);
+            if (c.lane == 0) value[at] = best, ((int *)value)[NMK_SMS * NMK_COLUMNS + at] = id;
+        }
+        if (c.wants(n, NMK_COLUMN_LOGPROBS)) {
+            Tops tops = {-INFINITY, 0x7fffffff};
+            const float *logits = c.buffer<float>(t.raw_logits) + n * P::vocab + first;
+            c.scan<1>(logits, count, [&](bool inside, int i, float logit) {
+                tops.offer(inside ? logit : -INFINITY, inside ? first + i : 0x7fffffff);
+            });
+            const float most = __shfl_sync(~0u, tops.value, 0);
+            float sum = 0;
+            c.scan<4>(logits, count, [&](bool inside, int, float logit) {
+                if (inside) sum += exp2_fast((logit - most) * 1.4426950408889634f);
+            });
+#pragma unroll 1
+            for (int i = 1; i <= 16; i <<= 1) sum += __shfl_xor_sync(~0u, sum, i);
+            float *to = c.buffer<float>(t.tops) + n * (NMK_SMS * (2 * NMK_TOPS + 1));
+            const int first_top = blockIdx.x * NMK_TOPS + c.lane;
+            if (c.lane < NMK_TOPS) to[first_top] = tops.value, ((int *)to)[NMK_SMS * NMK_TOPS + first_top] = tops.id;
+            if (c.lane == 0) to[NMK_SMS * 2 * NMK_TOPS + blockIdx.x] = sum;
+        }
+    }
+}
+
+//@reference
+for (int n = 0; n < NMK_COLUMNS; n++) {
+    const struct nmk_column *c = &vm->control->column[n];
+    const int first = t.tile * 16, end = first + t.tiles * 16, at = sm->id * NMK_COLUMNS + n;
+    if (active(vm, n) && c->flags & NMK_COLUMN_FILTERS) {
+        const int k = c->flags & NMK_COLUMN_CUTS_K, m = c->flags & NMK_COLUMN_CUTS_P;
+        const float *score = (const float *)buffer(vm, t.scores) + (size_t)n * P.vocab;
+        const nmk_noise key = nmk_noise_key(c->seed_lo, c->seed_hi, c->pos);
+        struct candidate best = {-INFINITY, INT32_MAX};
+        struct cut *cut = &sm->cut[n];
+        if (!k && !m) begin_cut(cut, c, buffer(vm, t.cand), n);
+        else narrow(cut, (const uint64_t *)buffer(vm, t.cuts) + ((m ? 6 : 3) * NMK_COLUMNS + n) * 256, 0), end_cut(cut);
+        for (int i = first; i < end; i++)
+            if (nmk_score_key(cut->best, score[i]) <= cut->limit) better(&best, score[i] + noise(key, i), i);
+        float *value = buffer(vm, t.drawn);
+        value[at] = best.value, ((int32_t *)value)[NMK_SMS * NMK_COLUMNS + at] = best.id;
+    }
+    if (active(vm, n) && c->flags & NMK_COLUMN_LOGPROBS) {
+        const float *logit = (const float *)buffer(vm, t.raw_logits) + (size_t)n * P.vocab;
+        struct candidate top[NMK_TOPS];
+        float *to = (float *)buffer(vm, t.tops) + n * NMK_SMS * (2 * NMK_TOPS + 1), sum = 0;
+        int32_t *ids = (int32_t *)to + NMK_SMS * NMK_TOPS;
+        no_tops(top);
+        for (int i = first; i < end; i++) offer(top, logit[i], i);
+        for (int i = first; i < end; i++) sum += expf(logit[i] - top[0].value);
+        for (int i = 0; i < NMK_TOPS; i++)
+            to[sm->id * NMK_TOPS + i] = top[i].value, ids[sm->id * NMK_TOPS + i] = top[i].id;
+        to[NMK_SMS * 2 * NMK_TOPS + sm->id] = sum;
+    }
+}
