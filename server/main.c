@@ -486,7 +486,7 @@ static int serve(settings *s, nmk_err *e) {
     if (nmk_http_open(&http, &http_options, &nmk_api_callbacks, api, e)) goto out;
     if (open_engine(&engine, s, e)) goto out;
     nmk_engine_stats(engine, &stats);
-    if (stats.on_gpu && (!s->options.device || !strcmp(s->options.device, "auto")))
+    if (stats.on_gpu && (!s->options.device || strncmp(s->options.device, "cuda", 4)))
         s->options.device = "cuda:0"; /* that one again if it is lost, not the CPU */
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
     nmk_batch_set_reopen(batch, reopen, s);

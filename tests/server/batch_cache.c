@@ -320,6 +320,37 @@ static void test_preemption(void) {
           preemptions);
 }
 
+/* A row that went on behind generated pages of another loses them, and computes them again as they were. */
+static void test_preempted_chat(void) {
+    nmk_err e = {0};
+    nmk_engine *g;
+    nmk_batch *b;
+    if (!open_batch(&g, &b, bytes_for(18, 8))) return;
+    fill(&many[0], 4, 150, 150, 180);
+    bool good = run_one_request(b, &many[0]);
+    next_turn(&many[1], &many[0], 30, 600);
+    /* older, and it grows until two pages are left for others */
+    fill(&many[2], 0, 0, 1, 16 * PAGE - 1);
+    many[2].hold_at = 1;
+    int rc = submit(b, &many[2], &e);
+    wait_tokens(&many[2], 1);
+    rc |= submit(b, &many[1], &e);
+    seen_count = 0;
+    go_on(&many[2], 0);
+    good &= is_whole(&many[2]);
+    bool ended = wait_end(&many[1]);
+    nmk_batch_stats s = quiet(b);
+    int again = 0; /* positions of the prompt that were not fed in chunks */
+    for (int i = 0; i < seen_count; i++)
+        again += !(seen[i].flags & 1) && seen[i].pos >= 149 && seen[i].pos < 320 && seen[i].base == seen[i].pos;
+    check(rc == 0 && good && ended && many[1].cached == 320 && many[1].count == 600 && says(&many[1], 149, 320) &&
+              s.preemptions == 1 && again == 320 - 149,
+          "one that used generated pages does not notice their loss",
+          "%d cached, %d preemptions, %d computed again: %s", many[1].cached, (int)s.preemptions, again, e.text);
+    check_given_back(b, g);
+    nmk_batch_close(b);
+}
+
 /* Random requests that together need many times the pages there are. */
 static void test_storm(int round) {
     nmk_err e = {0};
@@ -502,7 +533,7 @@ static int reopen(void *user, nmk_engine **g, nmk_err *e) {
     nmk_batch_stats s;
     nmk_batch_read_stats(reopened.batch, &s);
     reopened.ready_inside |= s.ready;
-    reopened.calls++;
+    __atomic_fetch_add(&reopened.calls, 1, __ATOMIC_SEQ_CST);
     if (reopened.refusals-- > 0) return nmk_fail(e, "no GPU today");
     fake.fail = false;
     int rc = nmk_engine_open(g, &options, e);
@@ -616,6 +647,7 @@ int main(int argc, char **argv) {
     test_eviction();
     test_demand();
     test_preemption();
+    test_preempted_chat();
     for (int round = 0; round < 6; round++) test_storm(round);
     test_cancel_anywhen();
     test_rebuild();

@@ -306,7 +306,7 @@ static void test_cached(nmk_batch *b) {
 
 /* The next turn of chats: what was generated is decoded once and fed once, which may round differently. */
 static void test_chat(nmk_batch *b) {
-    enum { CHATS = 4, ANSWER = 140, NEXT = 40 };
+    enum { CHATS = 3, ANSWER = 100, NEXT = 30 };
     static client turn[3]; /* as it comes; exact; with no page of others */
     nmk_err e = {0};
     int rc = 0, exact = 0, same = 0, cached = 0;
@@ -332,13 +332,13 @@ static void test_chat(nmk_batch *b) {
     }
     check(rc == 0 && ended && exact == CHATS, "an exact request says what it would without a cache", "%d of %d: %s",
           exact, CHATS, e.text);
-    check(cached > CHATS * NMK_PAGE_TOKENS, "others use pages of what was generated", "%d tokens", cached);
+    check(cached >= CHATS * NMK_PAGE_TOKENS, "others use pages of what was generated", "%d tokens", cached);
     printf("# with %d cached tokens that were generated, %d of %d texts are the same all the same\n", cached, same,
            CHATS);
 }
 
-/* Rows lose their pages to others again and again. */
-static void test_preempted(void) {
+/* Rows lose their pages to others again and again, in another batch than `ample`. */
+static void test_preempted(nmk_batch *ample) {
     enum { ROWS = 6, ANSWER = 140 };
     nmk_err e = {0};
     nmk_engine *g;
@@ -355,18 +355,18 @@ static void test_preempted(void) {
         for (int i = 0; i < ROWS; i++) {
             client *k = &many[i];
             fill(k, 5 + 13 * i, ANSWER, i % 2 ? 1 : 0, 300 + (unsigned)i);
-            k->rq.salt = 1 + (uint64_t)round;
-            rc |= submit(b, k, &e);
-            if (round) continue;
-            ended &= wait_end(k);
-            memcpy(alone[i], k->token, sizeof alone[i]);
+            /* which the machine counts, and has to be told anew of a row that comes again */
+            if (i) k->rq.sampler.repetition_penalty = 1.3f, k->rq.sampler.frequency_penalty = 0.2f;
+            rc |= submit(round ? b : ample, k, &e);
         }
-        for (int i = 0; i < ROWS; i++) ended &= wait_end(&many[i]);
+        for (int i = 0; i < ROWS; i++) {
+            ended &= wait_end(&many[i]) && many[i].count == ANSWER;
+            if (round) equal += !memcmp(many[i].token, alone[i], sizeof(int32_t) * ANSWER);
+            memcpy(alone[i], many[i].token, sizeof alone[i]);
+        }
     }
-    for (int i = 0; i < ROWS; i++)
-        equal += many[i].count == ANSWER && !memcmp(many[i].token, alone[i], sizeof(int32_t) * ANSWER);
     nmk_batch_stats s = quiet(b);
-    check(rc == 0 && ended && equal == ROWS && s.preemptions > 0, "rows that lost their pages: each as alone",
+    check(rc == 0 && ended && equal == ROWS && s.preemptions > 0, "rows that lost their pages say the same",
           "%d of %d, %d preemptions: %s", equal, ROWS, (int)s.preemptions, e.text);
     check(kv_is_given_back(&g->kv), "every page is free or kept in the end", "some are held");
     printf("# %d preemptions, %d and %d pages\n", (int)s.preemptions, g->kv.pages[0], g->kv.pages[1]);
@@ -394,9 +394,9 @@ int main(void) {
     test_stops(b);
     test_cancel(b);
     test_refusals(b, MOST_WAITING);
+    test_preempted(b); /* the texts of `alone` are others from here on */
     test_close(b, MOST_WAITING);
     nmk_batch_close(NULL);
-    test_preempted();
     json_object_put(golden);
     return failures != 0;
 }
