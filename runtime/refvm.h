@@ -49,7 +49,7 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len);
 void nmk_vm_close(struct nmk_vm *vm);
 
 /* Gumbel noise of one (seed, position, token).  The device takes the logarithms of the same uniform numbers
- * (templates/random.h), so the two agree but for rounding. */
+ * (templates/sampling.h), so the two agree but for rounding. */
 float nmk_gumbel(uint32_t seed_lo, uint32_t seed_hi, int32_t pos, int32_t id);
 
 #endif

@@ -1,6 +1,6 @@
-/* Random numbers that the host and the device must agree on bit for bit: weights without a checkpoint, and the noise of
- * sampling.  One definition, compiled by C (the runtime, the CPU machine) and pasted into the kernel.  Integers up to
- * one multiplication, so no compiler can contract or reorder it. */
+/* Random numbers that the host and the device must agree on bit for bit: weights without a checkpoint.  One definition,
+ * compiled by C (the runtime, the CPU machine) and pasted into the kernel.  Integers up to one multiplication, so no
+ * compiler can contract or reorder it. */
 #ifndef NMK_RANDOM_H
 #define NMK_RANDOM_H
 
@@ -12,9 +12,7 @@
 #endif
 #endif
 
-/* ---- weights ----
- *
- * A value depends only on (key, element of the array, natural row, k), never on the layout, so both machines hold the
+/* A value depends only on (key, element of the array, natural row, k), never on the layout, so both machines hold the
  * same numbers. */
 
 /* A bijection of 32 bits in which every input bit reaches every output bit; multipliers found by C. Wellons in a search
@@ -41,56 +39,6 @@ NMK_SHARED unsigned short nmk_random_bf16(unsigned int row_key, unsigned int k, 
     } v;
     v.f = (float)(offset + (int)(nmk_mix(row_key + k * 0xc2b2ae3du) >> 8) - 8388608) * step;
     return (unsigned short)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
-}
-
-/* ---- sampling ----
- *
- * Gumbel noise of (seed, position, token): what a row draws depends on nothing else in the batch.  -3 < gumbel < 17. */
-
-/* How far a score is below the best one, 2^19 to a unit; 32 units, a probability ratio of 1e-14, and more are one key.
- * NaN is best, but is never drawn. */
-enum { NMK_KEY_MOST = 0xffffff };
-NMK_SHARED unsigned int nmk_score_key(float best, float score) {
-    const float below = (best - score) * 524288.f;
-    return below > 0.f ? below < (float)NMK_KEY_MOST ? (unsigned int)below : (unsigned int)NMK_KEY_MOST : 0u;
-}
-
-/* exp(score - best) as an integer of NMK_MASS_BITS binary places: such sums do not depend on their order. */
-enum { NMK_MASS_BITS = 40 };
-
-/* What bias and penalties make of a logit.  seen: nmk_adjust's. */
-NMK_SHARED float nmk_adjusted(float logit, float bias, unsigned int seen, float presence, float frequency,
-                              float repetition) {
-    const unsigned int times = seen & (NMK_SEEN_PROMPT - 1u);
-    logit += bias;
-    if (seen) logit = logit > 0.f ? logit / repetition : logit * repetition;
-    return times ? logit - frequency * (float)times - presence : logit;
-}
-
-/* The finaliser of MurmurHash3. */
-NMK_SHARED unsigned int nmk_fmix32(unsigned int h) {
-    h ^= h >> 16;
-    h *= 0x85ebca6bu;
-    h ^= h >> 13;
-    h *= 0xc2b2ae35u;
-    return h ^ h >> 16;
-}
-
-/* Of a column in one step. */
-typedef struct {
-    unsigned int a, b;
-} nmk_noise;
-
-NMK_SHARED nmk_noise nmk_noise_key(unsigned int seed_lo, unsigned int seed_hi, int pos) {
-    nmk_noise k;
-    k.a = nmk_fmix32(seed_lo ^ nmk_fmix32((unsigned int)pos * 0x9e3779b1u + 0x7f4a7c15u));
-    k.b = nmk_fmix32(seed_hi + nmk_fmix32(k.a ^ 0x85ebca6bu));
-    return k;
-}
-
-/* Uniform in (0, 1), exact; the noise is -log(-log(u)).  23 bits: with 24 the largest rounds to 1. */
-NMK_SHARED float nmk_noise_uniform(nmk_noise k, int token) {
-    return ((float)(nmk_fmix32(((unsigned int)token ^ k.a) * 0x9e3779b1u + k.b) >> 9) + 0.5f) * 1.1920928955078125e-7f;
 }
 
 #endif

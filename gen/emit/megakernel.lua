@@ -190,8 +190,8 @@ local function slots(ctx, used)
 end
 
 -- The files pasted, in order.
-local TEMPLATES = { "templates/random.h", "templates/prelude.cuh", "templates/megakernel.cu", "templates/packed.h",
-  "templates/pack.cu" }
+local TEMPLATES = { "templates/random.h", "templates/sampling.h", "templates/prelude.cuh", "templates/megakernel.cu",
+  "templates/packed.h", "templates/pack.cu" }
 
 local HASH_LINE = "#define NMK_HASH"
 

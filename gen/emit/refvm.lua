@@ -71,9 +71,10 @@ end
 local function slots(ctx, used)
   return {
     random = function(w)
-      local path = "templates/random.h"
-      w:source(1, path)
-      w:raw(assert(ctx.read(path), path))
+      for _, path in ipairs({ "templates/random.h", "templates/sampling.h" }) do
+        w:source(1, path)
+        w:raw(assert(ctx.read(path), path))
+      end
     end,
     table = function(w)
       for _, op in ipairs(ctx.registry.list) do

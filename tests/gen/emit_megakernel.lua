@@ -5,7 +5,8 @@ local megakernel = require("emit.megakernel")
 local ops = require("ops")
 
 local TEMPLATES = {
-  ["templates/random.h"] = "", ["templates/packed.h"] = "", ["templates/pack.cu"] = "pack\n",
+  ["templates/random.h"] = "", ["templates/sampling.h"] = "", ["templates/packed.h"] = "",
+  ["templates/pack.cu"] = "pack\n",
   ["templates/prelude.cuh"] = "prelude\n",
   ["templates/megakernel.cu"] = [[
 //@slot ops

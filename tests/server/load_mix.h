@@ -9,9 +9,7 @@
 
 typedef struct {
     bool chat;
-    bool sampler; /* uses more of the sampler than temperature and seed */
-    bool timed;   /* one answer, and no text before its first token */
-    bool left_out;
+    bool timed;         /* one answer, and no text before its first token */
     nmk_buf open;       /* the prompt or the messages, without what closes them */
     const char *close;  /* that */
     int follows;        /* the prompt goes on after the answer to that request; -1: it stands alone */
@@ -46,28 +44,27 @@ static void load_ids(nmk_buf *b, int number, int vocab) {
     for (int i = 0; i < own; i++) nmk_buf_printf(b, "%s%zu", i ? "," : "", random_below((size_t)vocab));
 }
 
-static void load_sampling(nmk_buf *b, load_request *r, int i) {
+static void load_sampling(nmk_buf *b, bool chat, int i, bool ids) {
     if (i % 3 == 0)
         nmk_buf_puts(b, ",\"temperature\":0");
     else
         nmk_buf_printf(b, ",\"temperature\":%s,\"seed\":%zu", i % 3 == 1 ? "0.8" : "1.2", random_below(1000));
-    static const struct {
-        const char *fields;
-        bool draws; /* changes nothing when the most likely token is taken */
-    } more[] = {
-        {",\"top_p\":0.9", true},
-        {",\"top_k\":20", true},
-        {NULL, false}, /* logprobs */
-        {",\"min_p\":0.05,\"top_p\":0.95", true},
-        {",\"presence_penalty\":0.7,\"frequency_penalty\":0.3", false},
-        {",\"repetition_penalty\":1.2,\"top_k\":50", false},
-        {",\"logit_bias\":{\"20\":4,\"21\":-100}", false},
-        {",\"top_p\":0.8,\"top_k\":10,\"min_p\":0.02,\"presence_penalty\":-0.5,\"repetition_penalty\":0.9", false},
+    static const char *const more[] = {
+        ",\"top_p\":0.9",
+        ",\"top_k\":20",
+        NULL, /* logprobs */
+        ",\"min_p\":0.05,\"top_p\":0.95",
+        ",\"presence_penalty\":0.7,\"frequency_penalty\":0.3",
+        ",\"repetition_penalty\":1.2,\"top_k\":50",
+        ",\"logit_bias\":{\"20\":4,\"21\":-100}",
+        ",\"top_p\":0.8,\"top_k\":10,\"min_p\":0.02,\"presence_penalty\":-0.5,\"repetition_penalty\":0.9",
     };
     if (i % 4 != 3) return;
-    const char *part = more[i / 4 % 8].fields;
-    r->sampler = i % 3 || !more[i / 4 % 8].draws;
-    nmk_buf_puts(b, part ? part : r->chat ? ",\"logprobs\":true,\"top_logprobs\":3" : ",\"logprobs\":3");
+    const char *part = more[i / 4 % 8];
+    if (part)
+        nmk_buf_puts(b, part);
+    else if (!ids) /* they name tokens by their texts */
+        nmk_buf_puts(b, chat ? ",\"logprobs\":true,\"top_logprobs\":3" : ",\"logprobs\":3");
 }
 
 static void load_limits(nmk_buf *b, int i, bool ids) {
@@ -137,7 +134,7 @@ static void load_fields(load_request *r, int i, bool ids) {
     bool echo = !r->chat && i / 2 % 11 == 5;
     if (echo) nmk_buf_puts(&b, ",\"echo\":true");
     load_limits(&b, i, ids);
-    load_sampling(&b, r, i);
+    load_sampling(&b, r->chat, i, ids);
     r->timed = !echo && !list && i % 7 != 3;
     r->fields = b.data;
 }

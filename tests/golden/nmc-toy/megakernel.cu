@@ -285,6 +285,7 @@ static_assert(sizeof(nmk_hang) == 16, "nmk_hang: size");
 static_assert(sizeof(nmk_params) == 168, "nmk_params: size");
 
 ... templates/random.h
+... templates/sampling.h
 ... templates/prelude.cuh
 namespace op_attention {
 struct P {
