@@ -291,8 +291,9 @@ static void on_line(void *user, const char *text) {
     nmk_log_end(&line);
 }
 
-static int open_engine(nmk_engine **engine, settings *s, nmk_err *e) {
-    bool terminal = isatty(STDERR_FILENO) && !s->log_json && s->log_level <= NMK_LOG_INFO;
+/* bar: on a terminal one that is drawn again and again, for as long as nobody else writes there. */
+static int open_engine(nmk_engine **engine, settings *s, bool bar, nmk_err *e) {
+    bool terminal = bar && isatty(STDERR_FILENO) && !s->log_json && s->log_level <= NMK_LOG_INFO;
     s->bar = (nmk_bar){.terminal = terminal ? stderr : NULL, .say = on_line};
     s->options.max_len = (int)s->max_len;
     s->options.progress = nmk_bar_show, s->options.progress_user = &s->bar;
@@ -306,7 +307,7 @@ static int open_engine(nmk_engine **engine, settings *s, nmk_err *e) {
 static int reopen(void *user, nmk_engine **engine, nmk_err *e) {
     nmk_log_line line;
     nmk_log(NMK_LOG_ERROR, "engine lost: opening it again");
-    int rc = open_engine(engine, user, e);
+    int rc = open_engine(engine, user, false, e);
     nmk_log_begin(&line, rc ? NMK_LOG_ERROR : NMK_LOG_WARNING, rc ? "engine not opened again" : "engine opened again");
     nmk_log_text(&line, "reason", rc ? e->text : NULL);
     nmk_log_end(&line);
@@ -484,7 +485,7 @@ static int serve(settings *s, nmk_err *e) {
     if (read_texts(&x, s, e)) goto out;
     /* Before the weights, so that a port that is taken is known at once; who connects by then waits. */
     if (nmk_http_open(&http, &http_options, &nmk_api_callbacks, api, e)) goto out;
-    if (open_engine(&engine, s, e)) goto out;
+    if (open_engine(&engine, s, true, e)) goto out;
     nmk_engine_stats(engine, &stats);
     if (stats.on_gpu && (!s->options.device || strncmp(s->options.device, "cuda", 4)))
         s->options.device = "cuda:0"; /* that one again if it is lost, not the CPU */

@@ -63,13 +63,14 @@ static bool has_line(const server *s, const char *part) {
     return found;
 }
 
-/* A GPU that fails: what runs fails, and the next request has another engine. */
-static void test_reopen(void) {
-    static const char body[] = "{\"temperature\":0,\"max_tokens\":4,\"prompt\":[5,6,7]}";
-    const char *args[] = {"nmk-serve", "--random-weights", "1", "--device", "cuda:0", "--port", "0", NULL};
+/* The program with random weights, as soon as it listens. */
+static server serve_on_gpu(const char *const *more) {
+    const char *args[16] = {"nmk-serve", "--random-weights", "1", "--device", "cuda:0", "--port", "0"};
     char path[] = "/tmp/nmk-serve-XXXXXX";
     server s = {.log = mkstemp(path)};
     nmk_err e = {0};
+    int n = 7;
+    while (*more) args[n++] = *more++;
     unlink(path);
     s.pid = fork();
     if (!s.pid) {
@@ -77,13 +78,64 @@ static void test_reopen(void) {
         signal(SIGUSR1, on_user), signal(SIGUSR2, on_user);
         alarm(60);
         if (fake_install(&e)) _exit(126);
-        exit(serve_main(7, (char **)(uintptr_t)args));
+        exit(serve_main(n, (char **)(uintptr_t)args));
     }
     nmk_buf text = {0};
     has_line(&s, "http://127.0.0.1:");
     server_log(&s, &text);
     const char *url = strstr(text.data, "http://127.0.0.1:");
     s.port = url ? atoi(url + strlen("http://127.0.0.1:")) : 0;
+    nmk_buf_free(&text);
+    return s;
+}
+
+/* Where memory holds no sequence of max_len, a request that leaves its length open still has a place. */
+static void test_little_memory(void) {
+    server s = serve_on_gpu((const char *const[]){"--gpu-memory-utilization", "0.03", NULL});
+    reply r = get(s.port, "/v1/models");
+    int most = int_at(r.json, "data.0.max_model_len");
+    check(most >= 64 && most < 4096 && most % 64 == 0, "the context is what the pages hold", "%s", r.body);
+    reply_free(&r);
+    char *body = xasprintf("{\"temperature\":0,\"max_tokens\":%d,\"prompt\":[5,6,7]}", INT_MAX);
+    r = post(s.port, "/v1/completions", body);
+    check(r.status == 200 && int_at(r.json, "usage.total_tokens") == most, "an answer that fills it", "%d %s", r.status,
+          r.body);
+    reply_free(&r), free(body);
+    int rc = server_end(&s, SIGTERM, 10000);
+    check(rc == 0, "ends with little memory", "exit %d", rc);
+}
+
+/* On a terminal others write meanwhile, so the second opening draws no bar. */
+static void test_reopen_terminal(void) {
+    int ends[2], status = 0;
+    char part[4096];
+    nmk_buf said = {0};
+    nmk_err e = {0};
+    if (openpty(&ends[0], &ends[1], NULL, NULL, NULL)) abort();
+    pid_t pid = fork();
+    if (!pid) {
+        settings s = {.options = {.random_weights = true, .device = "cuda:0"}, .log_level = NMK_LOG_INFO};
+        nmk_engine *engine = NULL;
+        dup2(ends[1], 2), close(ends[0]), close(ends[1]);
+        alarm(20);
+        if (fake_install(&e) || reopen(&s, &engine, &e)) _exit(126);
+        nmk_engine_close(engine);
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t got; (got = read(ends[0], part, sizeof part)) > 0;) nmk_buf_add(&said, part, (size_t)got);
+    close(ends[0]);
+    waitpid(pid, &status, 0);
+    check(status == 0 && strstr(said.data, "info loading what=\"kernel: ") && !strstr(said.data, "\033[K"),
+          "on a terminal the log says how it is opened again", "status %d: %s", status, said.data);
+    nmk_buf_free(&said);
+}
+
+/* A GPU that fails: what runs fails, and the next request has another engine. */
+static void test_reopen(void) {
+    static const char body[] = "{\"temperature\":0,\"max_tokens\":4,\"prompt\":[5,6,7]}";
+    server s = serve_on_gpu((const char *const[]){NULL});
+    nmk_buf text = {0};
     reply good = post(s.port, "/v1/completions", body);
     check(good.status == 200, "a GPU serves", "%d %s", good.status, good.body);
     reply_free(&good);
@@ -106,6 +158,8 @@ static void test_reopen(void) {
 
 int main(void) {
     test_reopen();
+    test_reopen_terminal();
+    test_little_memory();
     nmk_buf said = {0};
     int rc = start((const char *const[]){NULL}, false, &said);
     check(rc == 0, "starts and ends", "exit %d: %s", rc, said.data);
