@@ -366,7 +366,6 @@ typedef struct nmk_array {
 /* A checkpoint tensor; one per layer (and expert) where the name has %d. Rows go to row0 of its array. */
 typedef struct nmk_tensor {
     const char *name;
-    const char *part;
     int32_t dims; /* 1: a vector */
     int32_t layer0;
     int32_t layers;
@@ -387,7 +386,6 @@ typedef struct nmk_buffer {
 typedef struct nmk_config {
     const char *path;
     const char *or_path; /* where the same fact may stand instead; NULL: nowhere */
-    const char *type; /* int, number, bool, string or strings */
     const char *value;
     int32_t required; /* absence is a mistake */
 } nmk_config;
