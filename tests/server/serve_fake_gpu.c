@@ -91,7 +91,9 @@ static server serve_on_gpu(const char *const *more) {
 
 /* Where memory holds no sequence of max_len, a request that leaves its length open still has a place. */
 static void test_little_memory(void) {
-    server s = serve_on_gpu((const char *const[]){"--gpu-memory-utilization", "0.03", NULL});
+    server s = serve_on_gpu((const char *const[]){"--gpu-memory-utilization", "0.03", "--max-model-len", "4096", NULL});
+    check(has_line(&s, "  note      --max-model-len 4096: the memory for keys and values holds no more than "),
+          "less context than asked for is said", "it is not");
     reply r = get(s.port, "/v1/models");
     int most = int_at(r.json, "data.0.max_model_len");
     check(most >= 64 && most < 4096 && most % 64 == 0, "the context is what the pages hold", "%s", r.body);
