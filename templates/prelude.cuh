@@ -676,13 +676,6 @@ DEVICE void warp_best(float &value, int &id, int step)
         keep_better(value, id, __shfl_xor_sync(~0u, value, s), __shfl_xor_sync(~0u, id, s));
 }
 
-DEVICE u64 warp_sum(u64 v)
-{
-#pragma unroll 1
-    for (int s = 1; s <= 16; s <<= 1) v += __shfl_xor_sync(~0u, v, s);
-    return v;
-}
-
 /* The best NMK_TOPS of what a warp was offered, one a lane, best first. */
 struct Tops {
     float value;
@@ -732,8 +725,8 @@ struct Helper : Context {
     }
 
     /* f(inside, index, value) for an array in global memory, lane by lane; all lanes together, those past the end with
-     * inside = false.  Through shared memory: the loads are wide and in flight at once, the code of f is there once.
-     * count is a multiple of 16.  WIDE: elements a lane has in hand at once. */
+     * inside = false.  Through shared memory: the loads are wide and in flight ahead of their use, and the code of f is
+     * there no more often than WIDE times, the elements that a lane has in hand at once.  count: 16, 32, ... */
     template <int WIDE, class F> __device__ __forceinline__ void scan(const float *from, int count, F f)
     {
         float4 ahead[4];
