@@ -19,7 +19,11 @@ typedef struct {
 /* Whether there are terminals for a test to make; some containers have no /dev/pts. */
 __attribute__((unused)) static bool has_terminals(const char *name) {
     int ends[2];
-    if (openpty(&ends[0], &ends[1], NULL, NULL, NULL)) return printf("skip - %s: no terminals here\n", name), false;
+    if (openpty(&ends[0], &ends[1], NULL, NULL, NULL)) {
+        printf("skip - %s: no terminals here\n", name);
+        fflush(stdout); /* not once more by a child */
+        return false;
+    }
     close(ends[0]), close(ends[1]);
     return true;
 }
