@@ -25,7 +25,7 @@ for _ in {1..1500}; do
   sleep 0.2
 done
 status=$(cat /proc/$server/status 2>/dev/null)
-kib() { sed -n "s/^$1: *\([0-9]*\) kB/\1/p" <<<"$status"; }
+kib() { sed -n "s/^$1:[[:space:]]*\([0-9]*\) kB/\1/p" <<<"$status"; }
 most=$(kib VmHWM) now=$(kib VmRSS)
 kill $server 2>/dev/null
 wait $server
