@@ -27,7 +27,7 @@ M.WARPS = { { what = "inc", count = 8, registers = 200 }, { what = "dec", count 
 M.LANES = 32
 -- Shared memory beside the ring, with a ring of 12 stages: job buffers, descriptors, tables. And a place for each of an
 -- SM's chunks of attention, of both kinds.
-local SHARED_BYTES, SEGMENT_BYTES = 34944, 2 * 32
+local SHARED_BYTES, SEGMENT_BYTES = 34816, 2 * 32
 -- nmk_hang.word: the task's bits, then the SM's, then the role's.
 M.TASK_BITS = 12
 M.SM_BITS = 8
