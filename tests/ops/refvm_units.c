@@ -239,6 +239,12 @@ static void test_sample(void) {
 
 /* ---- where a distribution is cut, what is drawn, log-probabilities ---- */
 
+static uint32_t bits_of(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
 static void test_score_key(void) {
     static const struct {
         float best, score;
@@ -247,20 +253,19 @@ static void test_score_key(void) {
         {0, 0, 0},
         {5, 5, 0},
         {0, -0x1p-20f, 0},
-        {0, -0x1p-19f, 1},
-        {3, 2, 1u << 19},
-        {0, -0x1.fep-12f, 0xff},
-        {0, -0x1p-11f, 0x100},
-        {0, -0x1.fffep-4f, 0xffff},
-        {0, -0x1p-3f, 0x10000},
-        {0, -(32 - 0x1p-18f), 0xfffffe},
-        {0, -(32 - 0x1p-19f), 0xffffff},
-        {0, -32, 0xffffff},
+        {0, -0x1p-19f, 0},
+        {0, -0x1.00001ep-19f, 0},
+        {0, -0x1.00002p-19f, 1},
+        {0, -0x1p-18f, 1u << 19},
+        {3, 2, 19u << 19},
+        {0, -32, 24u << 19},
+        {0, -0x1.ffffcp12f, 0xfffffe},
+        {0, -0x1.ffffep12f, 0xffffff},
+        {0, -0x1p13f, 0xffffff},
         {0, -1e30f, 0xffffff},
         {0, -INFINITY, 0xffffff},
-        {-INFINITY, -INFINITY, 0},
-        {0, NAN, 0},
-        {0, 1, 0},
+        {-INFINITY, -INFINITY, 0xffffff},
+        {0, NAN, 0xffffff},
     };
     int wrong = 0, turns = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -371,11 +376,11 @@ static int end_of_step(int n, nmk_column column) {
     }
     for (int unit = 0; unit <= 6; unit++) /* the last is draw */
         for (int s = 0, tile = 0; s < NMK_SMS; s++) {
-            const int tiles = NMK_VOCAB / 16 / NMK_SMS + (s < NMK_VOCAB / 16 % NMK_SMS);
+            const int tiles = NMK_VOCAB / 16 / NMK_SMS + (s < NMK_VOCAB / 16 % NMK_SMS); /* for log-probabilities */
             int32_t d[WORDS] = {unit < 6 ? NMK_OP_CUT : NMK_OP_DRAW};
             if (unit < 6) {
-                d[NMK_WORD_CUT_TILE] = tile, d[NMK_WORD_CUT_TILES] = tiles, d[NMK_WORD_CUT_UNIT] = unit;
-                d[NMK_WORD_CUT_CAND] = cand, d[NMK_WORD_CUT_SCORES] = scores, d[NMK_WORD_CUT_CUTS] = cuts;
+                d[NMK_WORD_CUT_UNIT] = unit, d[NMK_WORD_CUT_CAND] = cand, d[NMK_WORD_CUT_SCORES] = scores,
+                d[NMK_WORD_CUT_CUTS] = cuts;
             } else {
                 d[NMK_WORD_DRAW_TILE] = tile, d[NMK_WORD_DRAW_TILES] = tiles, d[NMK_WORD_DRAW_CAND] = cand;
                 d[NMK_WORD_DRAW_SCORES] = scores, d[NMK_WORD_DRAW_RAW_LOGITS] = logits, d[NMK_WORD_DRAW_CUTS] = cuts;
@@ -387,6 +392,25 @@ static int end_of_step(int n, nmk_column column) {
     end[NMK_WORD_SAMPLE_COLUMN] = n, end[NMK_WORD_SAMPLE_CAND] = cand, end[NMK_WORD_SAMPLE_DRAWN] = drawn;
     end[NMK_WORD_SAMPLE_TOPS] = told, end[NMK_WORD_SAMPLE_RAW_LOGITS] = logits;
     return execute(&vm, &cut_sm[0], end);
+}
+
+/* However many columns are cut, each token of each is one SM's. */
+static void test_share(void) {
+    static int owners[NMK_COLUMNS][NMK_VOCAB];
+    int wrong = 0;
+    for (unsigned mask = 1; mask < 1u << NMK_COLUMNS; mask++) {
+        memset(owners, 0, sizeof owners);
+        for (int n = 0; n < NMK_COLUMNS; n++)
+            control.column[n] = (nmk_column){.pos = n == 3 ? -1 : 5, .flags = mask >> n & 1 ? NMK_COLUMN_FILTERS : 0};
+        for (int s = 0; s < NMK_SMS; s++) {
+            struct share mine;
+            if (!share(&vm, s, NMK_VOCAB, &mine)) continue;
+            for (int i = mine.first; i < mine.first + mine.count; i++) owners[mine.column][i]++;
+        }
+        for (int n = 0; n < NMK_COLUMNS; n++)
+            for (int i = 0; i < NMK_VOCAB; i++) wrong += owners[n][i] != (n != 3 && mask >> n & 1);
+    }
+    result(wrong == 0, "columns that are cut share the SMs", "%d tokens have no SM or several", wrong);
 }
 
 static nmk_column asks(int top_k, float top_p, float min_p, uint32_t seed) {
@@ -405,7 +429,7 @@ static int cuts_wrong(int n, nmk_column c, const char *want) {
     int wrong = end_of_step(n, c) != 0;
     for (int i = 0; i < NMK_VOCAB; i++) {
         for (int s = 0; s < NMK_SMS; s++)
-            wrong += (nmk_score_key(cut_sm[s].cut[n].best, score[i]) <= cut_sm[s].cut[n].limit) != want[i];
+            wrong += (nmk_score_key(cut_sm[s].cut.best, score[i]) <= cut_sm[s].cut.limit) != want[i];
         if (want[i]) better(&best, score[i] + nmk_gumbel(c.seed_lo, 0, 41, i), i);
     }
     return wrong + (vm.out[n] != best.id) + (control.column[n].pos != 42);
@@ -429,7 +453,11 @@ static void test_cuts(void) {
     static const uint32_t keys[KEYS] = {0, 1, 0xff, 0x100, 0xffff, 0x10000, 0x10001, 0x123456, 0xfeffff, 0xfffffe};
     float list[KEYS], shares[SHARES];
     int wrong = 0;
-    for (int i = 0; i < KEYS; i++) list[i] = -(float)keys[i] / 524288;
+    for (int i = 0; i < KEYS; i++) {
+        const uint32_t below = keys[i] ? (108u << 23) + (keys[i] << 4) : 0; /* 108: of 2^-19 */
+        memcpy(&list[i], &below, sizeof below);
+        list[i] = -list[i];
+    }
     put(list, KEYS);
     for (int k = 1; k <= KEYS; k++)
         wrong += cuts_wrong(k % NMK_COLUMNS, asks(k, 0, 0, (uint32_t)k), first(KEYS, k)) != 0;
@@ -484,8 +512,7 @@ static void test_cuts(void) {
         for (int i = 0; i < NMK_VOCAB; i++) best = score[i] > best ? score[i] : best;
         for (int i = 0; i < NMK_VOCAB; i++)
             if (want[i] && score[i] < low) low = score[i];
-        for (int i = 0; i < NMK_VOCAB; i++)
-            want[i] |= floorf((best - score[i]) * 524288) == floorf((best - low) * 524288);
+        for (int i = 0; i < NMK_VOCAB; i++) want[i] |= bits_of(best - score[i]) >> 4 == bits_of(best - low) >> 4;
         wrong += cuts_wrong(turn % NMK_COLUMNS, asks(k, 0, 0, (uint32_t)turn), want) != 0;
     }
     result(wrong == 0, "top_k against counting", "%d of 12 wrong", wrong);
@@ -500,7 +527,7 @@ static void test_strange_scores(void) {
     wrong += cuts_wrong(0, asks(0, 0, 0.5f, 1), first(1, 1)) != 0;
     result(wrong == 0, "one token that is possible", "%d of 3 wrong", wrong);
 
-    score[5] = NAN; /* takes a place, is never drawn */
+    score[5] = NAN; /* behind all others, and never drawn */
     wrong = end_of_step(2, asks(1, 0, 0, 1)) || vm.out[2] != 100;
     wrong += end_of_step(2, asks(3, 0, 0.1f, 1)) || vm.out[2] != 100;
     result(wrong == 0, "NaN among the scores", "%d of 2 wrong", wrong);
@@ -620,6 +647,7 @@ int main(void) {
     test_adjusted();
     test_narrow();
     test_offer();
+    test_share();
     test_cuts();
     test_strange_scores();
     test_logprobs();
