@@ -56,6 +56,7 @@ static const nmk_flag table[] = {
     {"--max-model-len", "N", "tokens of prompt and answer, such as 32k (the model's, at most 256K)"},
     {"--max-num-seqs", "N", "sequences decoded together, at most as many as generated (that many)"},
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
+    {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in, for trying changes (none)"},
     {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
     {"--generation-config", "auto|vllm", "defaults of requests: generation_config.json, or neutral ones (auto)"},
     {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
@@ -152,6 +153,7 @@ static int set_flag(void *user, const char *name, const char *value) {
     int64_t seed;
     if (!strcmp(name, "--checkpoint")) return s->options.checkpoint = value, 0;
     if (!strcmp(name, "--device")) return s->options.device = value, 0;
+    if (!strcmp(name, "--kernel")) return s->options.kernel = value, 0;
     if (!strcmp(name, "--host")) return s->host = value, 0;
     if (!strcmp(name, "--help")) return s->help = true, 0;
     if (!strcmp(name, "--version")) return s->version = true, 0;
