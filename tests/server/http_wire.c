@@ -666,6 +666,30 @@ static void handing_over(void) {
     nmk_buf_free(&b);
 }
 
+static double cpu_seconds(void) {
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+           1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+}
+
+/* A socket, after which this process gets no further descriptor, until *before is set again. */
+static int last_descriptor(struct rlimit *before) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0), top = dup(fd);
+    close(top);
+    getrlimit(RLIMIT_NOFILE, before);
+    struct rlimit low = *before;
+    low.rlim_cur = (rlim_t)top;
+    setrlimit(RLIMIT_NOFILE, &low);
+    return fd;
+}
+
+static bool ask_last(const app *a, int fd) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)a->port)};
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return !connect(fd, (struct sockaddr *)&to, sizeof to) && puts_to(fd, GET("/v1/models"));
+}
+
 static void limits(void) {
     nmk_http_options o = {.max_connections = 4, .max_body_bytes = 1 << 20, .max_held_bytes = 1 << 20, .linger_ms = 200};
     app *a = app_start(&o, NULL);
@@ -718,28 +742,32 @@ static void limits(void) {
 
     /* No descriptors left: the client waits, nothing spins or dies. */
     usleep(400000); /* until the server has closed all of the above */
-    struct rlimit before, low;
-    getrlimit(RLIMIT_NOFILE, &before);
-    int fd = socket(AF_INET, SOCK_STREAM, 0), top = dup(fd);
-    close(top);
-    low = before, low.rlim_cur = (rlim_t)top;
-    setrlimit(RLIMIT_NOFILE, &low);
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)a->port)};
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    struct rusage use[2];
-    getrusage(RUSAGE_SELF, &use[0]);
-    bool connected = !connect(fd, (struct sockaddr *)&to, sizeof to);
-    puts_to(fd, GET("/v1/models"));
+    struct rlimit before;
     b.length = 0;
-    bool early = get_some(fd, &b, 300) > 0;
-    getrusage(RUSAGE_SELF, &use[1]);
+    int fd = last_descriptor(&before);
+    double start = cpu_seconds();
+    bool connected = ask_last(a, fd), early = get_some(fd, &b, 300) > 0;
+    double cpu = cpu_seconds() - start;
     setrlimit(RLIMIT_NOFILE, &before);
-    double cpu = (double)(use[1].ru_utime.tv_sec - use[0].ru_utime.tv_sec) +
-                 (double)(use[1].ru_utime.tv_usec - use[0].ru_utime.tv_usec) / 1e6;
     bool good = get_until(fd, &b, "{\"data\":[]}", 1000);
     check(connected && !early && good && cpu < 0.1, "no descriptors left: it waits, and goes on afterwards",
           "connected %d, early %d, answered %d, %.2f s of CPU", connected, early, good, cpu);
     close(fd);
+
+    int requests = a->requests, later = dial(a->port);
+    puts_to(later, GET("/later"));
+    app_wait(&a->requests, requests + 1, 1000);
+    fd = last_descriptor(&before);
+    connected = ask_last(a, fd);
+    usleep(20000);
+    start = cpu_seconds();
+    nmk_http_drain(a->http, 400);
+    usleep(300000);
+    cpu = cpu_seconds() - start;
+    setrlimit(RLIMIT_NOFILE, &before);
+    check(connected && cpu < 0.1, "nor does it spin when it drains then", "connected %d, %.2f s of CPU", connected,
+          cpu);
+    close(fd), close(later);
     nmk_buf_free(&b);
     app_stop(a, 1000);
 }
