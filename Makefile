@@ -1,13 +1,14 @@
 # nmkgen: one Makefile for the generator, every model in specs/, and the tests.
 #
 #   make         build/nmkgen, and for every specs/MODEL.yaml what it emits, build/MODEL/nmk-run and nmk-serve
-#   make demo    set up, build the toy model, let it speak
+#   make demo    set up, build the toy model, serve it and ask it
 #   make test    set up, build everything, run the tests; the last line is the count
 #   make golden  rewrite tests/golden (read the diff)
 #   make gpu     what tests/gpu/run and the benchmarks need on a machine with a GPU; make test-gpu runs the tests too
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
 #   make lint    luacheck, clang-format
-#   make deps    install the Debian packages that are missing
+#   make bench   the benchmarks alone
+#   make deps    install the Debian packages that are missing; deps-build: without those of tests and demo
 #   make clean   remove build/
 
 MODELS := $(patsubst specs/%.yaml,%,$(wildcard specs/*.yaml))

@@ -49,7 +49,7 @@ typedef struct {
 
 static const nmk_flag table[] = {
     {"--checkpoint", "DIR", "folder with config.json, tokenizer.json and safetensors"},
-    {"--host", "ADDRESS", "where to listen (127.0.0.1); 0.0.0.0 or :: for everybody"},
+    {"--host", "ADDRESS", "where to listen; 0.0.0.0 or :: for everybody (127.0.0.1)"},
     {"--port", "N", "0 takes a free one (8000)"},
     {"--api-key", "KEY", "clients must send it as Authorization: Bearer; repeatable (none)"},
     {"--served-model-name", "NAME", "what requests call the model; repeatable (the model's own name)"},

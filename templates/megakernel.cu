@@ -88,10 +88,13 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     deal_attention(s, p, thread);
-    u32 columns = 0, flags = 0;
+    u32 columns = 0, filters = 0, flags = 0;
 #pragma unroll 1
     for (int n = 0; n < TILE_COLUMNS; n++)
-        if (s.pos[n] >= 0) columns |= 1u << n, flags |= s.flags[n];
+        if (s.pos[n] >= 0) {
+            columns |= 1u << n, flags |= s.flags[n];
+            if (s.flags[n] & NMK_COLUMN_FILTERS) filters |= 1u << n;
+        }
 
     if (warp >= WARPS_COMPUTE) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
@@ -127,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         }
         if (warp == WARPS_COMPUTE + 1) { /* -------------------------------------------- helper */
             Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1},
-                        flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS)};
+                        filters, filters | (flags & NMK_COLUMN_LOGPROBS)};
 #pragma unroll 1
             for (;;) {
                 if (!c.next()) break;

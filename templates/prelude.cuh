@@ -185,9 +185,9 @@ struct Segment {
     int slot, last, pad0, pad1;       /* slot: of the partial; last: also holds this step's own tokens */
 };
 
-/* How far a column's distribution is kept: scores (logits after penalties and temperature) down to a distance from the
- * best one, as a 24-bit key.  While it is looked for, its digits of 8 bits so far, and how much (tokens or mass) of
- * what they leave open still belongs to it. */
+/* How far the distribution of an SM's column is kept: scores (logits after penalties and temperature) down to a
+ * distance from the best one, as a 24-bit key.  While it is looked for, its digits of 8 bits so far, and how much
+ * (tokens or mass) of what they leave open still belongs to it. */
 struct Cut {
     float best;
     u32 prefix, limit; /* limit: the largest key that is kept by what is known */
@@ -217,8 +217,8 @@ struct Shared {
         alignas(16) uint2 prob[2][8][32];
         float scan[512]; /* the helper's, in tasks that wait for the lm_head: no attention is left then */
     };
-    /* the helper's sampling: where each column's distribution is cut, and what it works on */
-    Cut cut[8];
+    /* the helper's sampling: where its column's distribution is cut, and what it works on */
+    Cut cut;
     u32 bin_low[256], bin_high[256];
     /* beside the data: what a stage or job is, where only run time knows */
     alignas(16) float part_ml[TAGS][16];
@@ -676,13 +676,6 @@ DEVICE void warp_best(float &value, int &id, int step)
         keep_better(value, id, __shfl_xor_sync(~0u, value, s), __shfl_xor_sync(~0u, id, s));
 }
 
-DEVICE u64 warp_sum(u64 v)
-{
-#pragma unroll 1
-    for (int s = 1; s <= 16; s <<= 1) v += __shfl_xor_sync(~0u, v, s);
-    return v;
-}
-
 /* The best NMK_TOPS of what a warp was offered, one a lane, best first. */
 struct Tops {
     float value;
@@ -704,14 +697,36 @@ struct Tops {
     }
 };
 
+/* What an SM does of the cutting: tokens first .. first + count of a column. */
+struct Share {
+    int column, first, count;
+};
+
 struct Helper : Context {
-    u32 wanted; /* not 0: optional tasks run in this launch; all SMs see the same columns */
+    u32 filters, wanted; /* columns that are cut; not 0: optional tasks run in this launch.  All SMs see the same */
 
     __device__ __forceinline__ bool awake() const { return wanted; }
 
+    /* Columns that are cut share the SMs, one to each SM, and the SMs of a column share the vocabulary: so what has to
+     * be done once by each SM of a column is done by few.  All is sums of integers and maxima: who does what changes no
+     * bit.  False: none is cut. */
+    __device__ __forceinline__ bool share(int vocab, Share &mine) const
+    {
+        const int columns = __popc(filters);
+        if (columns == 0) return false;
+        const int turn = blockIdx.x % columns, part = blockIdx.x / columns;
+        const int parts = (NMK_SMS - turn + columns - 1) / columns, tiles = vocab / 16;
+        u32 left = filters;
+#pragma unroll 1
+        for (int i = 0; i < turn; i++) left &= left - 1;
+        mine.column = __ffs(left) - 1, mine.first = tiles * part / parts * 16;
+        mine.count = tiles * (part + 1) / parts * 16 - mine.first;
+        return true;
+    }
+
     /* f(inside, index, value) for an array in global memory, lane by lane; all lanes together, those past the end with
-     * inside = false.  Through shared memory: the loads are wide and in flight at once, the code of f is there once.
-     * count is a multiple of 16.  WIDE: elements a lane has in hand at once. */
+     * inside = false.  Through shared memory: the loads are wide and in flight ahead of their use, and the code of f is
+     * there no more often than WIDE times, the elements that a lane has in hand at once.  count: 16, 32, ... */
     template <int WIDE, class F> __device__ __forceinline__ void scan(const float *from, int count, F f)
     {
         float4 ahead[4];
@@ -758,7 +773,7 @@ struct Helper : Context {
 #pragma unroll 1
         for (int i = 1; i <= 16; i <<= 1) best = fmaxf(best, __shfl_xor_sync(~0u, best, i));
         const float min_p = __ldcg(&column(n)->min_p);
-        Cut &cut = s.cut[n];
+        Cut &cut = s.cut;
         if (lane == 0) {
             cut.best = best, cut.prefix = 0, cut.target = __ldcg(&column(n)->top_k);
             cut.limit = min_p > 0 ? nmk_score_key(0, __logf(min_p)) : NMK_KEY_MOST;
@@ -768,7 +783,7 @@ struct Helper : Context {
 
     /* One digit more: the bin at which the target is reached.  part: of the mass, which the first digit's bins add up
      * to; 0: the target is known. */
-    __device__ __forceinline__ void narrow(int n, const u64 *bins, float part)
+    __device__ __forceinline__ void narrow(const u64 *bins, float part)
     {
         u64 mine[8], sum = 0;
 #pragma unroll
@@ -782,7 +797,7 @@ struct Helper : Context {
             const u64 v = __shfl_up_sync(~0u, upto, i);
             if (lane >= i) upto += v;
         }
-        Cut &cut = s.cut[n];
+        Cut &cut = s.cut;
         const u64 total = __shfl_sync(~0u, upto, 31);
         u64 target = part > 0 ? (u64)((double)part * (double)total) : cut.target;
         target = max(1ull, min(target, total));
@@ -799,9 +814,9 @@ struct Helper : Context {
     }
 
     /* All digits are known: what is beyond them goes. */
-    __device__ __forceinline__ void end_cut(int n)
+    __device__ __forceinline__ void end_cut()
     {
-        Cut &cut = s.cut[n];
+        Cut &cut = s.cut;
         if (lane == 0) cut.limit = min(cut.limit, cut.prefix), cut.prefix = 0;
         __syncwarp();
     }

@@ -40,7 +40,7 @@ struct cut {
 /* What an SM keeps to itself between tasks. */
 struct vm_sm {
     int id;
-    struct cut cut[NMK_COLUMNS];
+    struct cut cut;
     struct vm_route route[2];
     float acc[16][NMK_COLUMNS];
     uint16_t xn[NMK_COLUMNS][NMK_HIDDEN];
@@ -222,6 +222,24 @@ static void offer(struct candidate top[NMK_TOPS], float value, int32_t id)
         better(&top[i], new.value, new.id);
         if (top[i].id != old.id) new = old;
     }
+}
+
+/* What an SM does of the cutting: tokens first .. first + count of one of the columns that are cut, which take turns.
+ */
+struct share {
+    int column, first, count;
+};
+
+static int share(const struct nmk_vm *vm, int sm, int vocab, struct share *mine)
+{
+    int column[NMK_COLUMNS], columns = 0;
+    for (int n = 0; n < NMK_COLUMNS; n++)
+        if (active(vm, n) && vm->control->column[n].flags & NMK_COLUMN_FILTERS) column[columns++] = n;
+    if (columns == 0) return 0;
+    const int turn = sm % columns, part = sm / columns, parts = (NMK_SMS - turn + columns - 1) / columns;
+    mine->column = column[turn], mine->first = vocab / 16 * part / parts * 16;
+    mine->count = vocab / 16 * (part + 1) / parts * 16 - mine->first;
+    return 1;
 }
 
 /* A column's cut before its first digit.  cand: the best score of each SM, for the device's two storers. */

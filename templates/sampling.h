@@ -32,16 +32,24 @@ NMK_SHARED float nmk_noise_uniform(nmk_noise k, int token) {
 
 /* ---- scores ---- */
 
-/* How far a score is below the best one, 2^19 to a unit; 32 units, a probability ratio of 1e-14, and more are one key.
- * NaN is best, but is never drawn. */
+/* How far a score is below the best one, as 24 bits in the same order: 19 bits of the difference's fraction and 5 of
+ * its exponent.  Up to 2^-19 is 0; 2^13, and NaN, are the most. */
 enum { NMK_KEY_MOST = 0xffffff };
 NMK_SHARED unsigned int nmk_score_key(float best, float score) {
-    const float below = (best - score) * 524288.f;
-    return below > 0.f ? below < (float)NMK_KEY_MOST ? (unsigned int)below : (unsigned int)NMK_KEY_MOST : 0u;
+    const unsigned int least = 108u << 23; /* 2^-19 */
+    union {
+        float f;
+        unsigned int u;
+    } below;
+    below.f = best - score;
+    if (below.u <= least) return 0;
+    below.u = (below.u - least) >> 4;
+    return below.u < NMK_KEY_MOST ? below.u : NMK_KEY_MOST;
 }
 
-/* exp(score - best) as an integer of NMK_MASS_BITS binary places: such sums do not depend on their order. */
-enum { NMK_MASS_BITS = 40 };
+/* exp(score - best) is added up as an integer of NMK_MASS_BITS binary places: such a sum does not depend on the order.
+ */
+enum { NMK_MASS_BITS = 34 };
 
 /* What bias and penalties make of a logit.  seen: nmk_adjust's. */
 NMK_SHARED float nmk_adjusted(float logit, float bias, unsigned int seen, float presence, float frequency,

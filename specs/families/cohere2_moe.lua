@@ -120,7 +120,7 @@ function M.buffers(m)
     { name = "scores", bytes = cols * s.vocab * 4, extent = s.vocab // 16 },
     { name = "raw_logits", bytes = cols * s.vocab * 4, extent = s.vocab // 16 },
     { name = "cuts", bytes = 7 * cols * 256 * 8, extent = 7 * cols },           -- as ops/cut.cu counts
-    { name = "drawn", bytes = m.target.sms * cols * 8, extent = m.target.sms },
+    { name = "drawn", bytes = m.target.sms * 8, extent = m.target.sms },
     { name = "tops", bytes = m.target.sms * cols * 41 * 4, extent = m.target.sms }, -- as ops/draw.cu lays them out
   }
 end
@@ -140,7 +140,7 @@ function M.back(m)
   }
   -- Three digits of where top_k cuts, three of where top_p does.
   for unit = 0, 5 do
-    nodes[#nodes + 1] = { op = "cut", tiles = s.vocab // 16, fields = { unit = unit } }
+    nodes[#nodes + 1] = { op = "cut", fields = { unit = unit } }
   end
   nodes[#nodes + 1] = { op = "draw", tiles = s.vocab // 16 }
   nodes[#nodes + 1] = { op = "sample" }

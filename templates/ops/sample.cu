@@ -45,15 +45,17 @@ DEVICE void help(Helper &c, const Task &t)
 {
     const int n = t.column, flags = c.live(n) ? c.s.flags[n] : 0;
     const bool filtered = flags & NMK_COLUMN_FILTERS;
-    const int rows = NMK_SMS * (filtered ? 1 : WARPS_STORE);
+    /* of a column that is cut those SMs that cut it, see Helper::share */
+    const int every = filtered ? __popc(c.filters) : 1, turn = filtered ? __popc(c.filters & (1u << n) - 1) : 0;
+    const int rows = filtered ? NMK_SMS : NMK_SMS * WARPS_STORE, width = filtered ? 1 : NMK_COLUMNS;
     int *out = (int *)c.p.out + (u64)c.p.out_row * NMK_COLUMNS + n;
-    const float *value = filtered ? c.buffer<float>(t.drawn) : c.buffer<float>(t.cand);
-    const int *which = (const int *)(value + rows * NMK_COLUMNS);
+    const float *value = filtered ? c.buffer<float>(t.drawn) : c.buffer<float>(t.cand) + n;
+    const int *which = (const int *)(value + rows * width);
     float best = -INFINITY;
     int id = 0x7fffffff;
 #pragma unroll
     for (int r = 0; r < NMK_SMS * WARPS_STORE; r += 32) { /* again the last one does no harm */
-        const int at = min(r + c.lane, rows - 1) * NMK_COLUMNS + n;
+        const int at = min(turn + (r + c.lane) * every, (rows - 1 - turn) / every * every + turn) * width;
         keep_better(best, id, __ldcg(value + at), __ldcg(which + at));
     }
     warp_best(best, id, 1);
@@ -82,10 +84,13 @@ DEVICE void help(Helper &c, const Task &t)
 struct nmk_column *c = &vm->control->column[t.column];
 struct candidate best = {-INFINITY, INT32_MAX};
 if (!active(vm, t.column) || !(c->flags & NMK_COLUMN_SAMPLES)) return 0;
-const int filtered = c->flags & NMK_COLUMN_FILTERS, rows = NMK_SMS * (filtered ? 1 : 2);
+const int filtered = c->flags & NMK_COLUMN_FILTERS;
 const float *value = filtered ? buffer(vm, t.drawn) : buffer(vm, t.cand);
-const int32_t *id = (const int32_t *)(value + rows * NMK_COLUMNS);
-for (int i = 0; i < rows; i++) better(&best, value[i * NMK_COLUMNS + t.column], id[i * NMK_COLUMNS + t.column]);
+const int32_t *id = (const int32_t *)value + (filtered ? NMK_SMS : NMK_SMS * 2 * NMK_COLUMNS);
+struct share mine;
+for (int i = 0; filtered && i < NMK_SMS; i++)
+    if (share(vm, i, P.vocab, &mine) && mine.column == t.column) better(&best, value[i], id[i]);
+for (int i = t.column; !filtered && i < NMK_SMS * 2 * NMK_COLUMNS; i += NMK_COLUMNS) better(&best, value[i], id[i]);
 if (best.id < 0 || best.id >= P.vocab) return fail(sm, "no logit of column %d is a number", t.column);
 if (c->flags & NMK_COLUMN_LOGPROBS) {
     const float *tops = (const float *)buffer(vm, t.tops) + t.column * NMK_SMS * (2 * NMK_TOPS + 1);

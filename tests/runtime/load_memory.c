@@ -20,7 +20,7 @@ enum { PINNED_BYTES = 3 * (64 << 20), MIB = 1 << 20 };
 
 static uint64_t data_at = UINT64_MAX, bytes_read;
 
-/* Weights are read from here: pages of the buffer become resident, as they do when a disk fills them, and the 57 GB of
+/* Weights are read from here: pages of the buffer become resident, as they do when a disk fills them, and the 57 GiB of
  * zeros are not copied. */
 ssize_t pread(int fd, void *to, size_t bytes, off_t at) {
     if ((uint64_t)at < data_at) return syscall(SYS_pread64, fd, to, bytes, at);

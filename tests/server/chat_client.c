@@ -6,7 +6,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <pty.h>
 
 /* ---------------------------------------------------------------- a server of canned answers */
 
@@ -293,13 +292,17 @@ static void test_serve(void) {
     check(s.rc == 1 && strstr(s.err.data, "status 404: The model 'other' does not exist."), "a model that is not there",
           "exit %d, \"%s\"", s.rc, s.err.data);
     said_free(&s);
-    s = chat(serving.port,
-             (const char *const[]){"--api-key=sesame", "--temperature=0",
-                                   "Write a Python function that checks if a number is prime.", NULL},
-             (manner){.after = kill_server, .user = &serving, .terminal = true});
-    check(s.rc == 1 && (strstr(s.err.data, "broke: ") || strstr(s.err.data, "ended before the answer did")),
-          "a server that dies in the middle", "exit %d, \"%s\", \"%s\"", s.rc, s.out.data, s.err.data);
-    said_free(&s);
+    if (has_terminals("a server that dies in the middle")) { /* which the reasoning reaches at once */
+        s = chat(serving.port,
+                 (const char *const[]){"--api-key=sesame", "--temperature=0",
+                                       "Write a Python function that checks if a number is prime.", NULL},
+                 (manner){.after = kill_server, .user = &serving, .terminal = true});
+        check(s.rc == 1 && (strstr(s.err.data, "broke: ") || strstr(s.err.data, "ended before the answer did")),
+              "a server that dies in the middle", "exit %d, \"%s\", \"%s\"", s.rc, s.out.data, s.err.data);
+        said_free(&s);
+    } else {
+        kill_server(&serving);
+    }
     waitpid(serving.pid, NULL, 0);
     s = chat(serving.port, (const char *const[]){"hi", NULL}, (manner){0});
     check(s.rc == 1 && strstr(s.err.data, "cannot reach http://"), "no server", "exit %d, \"%s\"", s.rc, s.err.data);
@@ -310,7 +313,7 @@ int main(void) {
     signal(SIGPIPE, SIG_IGN);
     test_flags();
     test_shapes();
-    test_terminal();
+    if (has_terminals("the client on a terminal")) test_terminal();
     test_interrupt();
     test_requests();
     test_serve();

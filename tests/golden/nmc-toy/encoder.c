@@ -245,37 +245,25 @@ static const struct set sets[] = {
     {NMK_WORD_LM_HEAD_CAND, 8996, -1},
     {NMK_WORD_LM_HEAD_SCORES, 9128, -1},
     {NMK_WORD_LM_HEAD_RAW_LOGITS, 10152, -1},
-    {NMK_WORD_CUT_TILE, 0, 1560},
-    {NMK_WORD_CUT_TILES, 1, 1692},
     {NMK_WORD_CUT_CAND, 8996, -1},
     {NMK_WORD_CUT_SCORES, 9128, -1},
     {NMK_WORD_CUT_CUTS, 11176, -1},
-    {NMK_WORD_CUT_TILE, 0, 1560},
-    {NMK_WORD_CUT_TILES, 1, 1692},
     {NMK_WORD_CUT_UNIT, 1, -1},
     {NMK_WORD_CUT_CAND, 8996, -1},
     {NMK_WORD_CUT_SCORES, 9128, -1},
     {NMK_WORD_CUT_CUTS, 11176, -1},
-    {NMK_WORD_CUT_TILE, 0, 1560},
-    {NMK_WORD_CUT_TILES, 1, 1692},
     {NMK_WORD_CUT_UNIT, 2, -1},
     {NMK_WORD_CUT_CAND, 8996, -1},
     {NMK_WORD_CUT_SCORES, 9128, -1},
     {NMK_WORD_CUT_CUTS, 11176, -1},
-    {NMK_WORD_CUT_TILE, 0, 1560},
-    {NMK_WORD_CUT_TILES, 1, 1692},
     {NMK_WORD_CUT_UNIT, 3, -1},
     {NMK_WORD_CUT_CAND, 8996, -1},
     {NMK_WORD_CUT_SCORES, 9128, -1},
     {NMK_WORD_CUT_CUTS, 11176, -1},
-    {NMK_WORD_CUT_TILE, 0, 1560},
-    {NMK_WORD_CUT_TILES, 1, 1692},
     {NMK_WORD_CUT_UNIT, 4, -1},
     {NMK_WORD_CUT_CAND, 8996, -1},
     {NMK_WORD_CUT_SCORES, 9128, -1},
     {NMK_WORD_CUT_CUTS, 11176, -1},
-    {NMK_WORD_CUT_TILE, 0, 1560},
-    {NMK_WORD_CUT_TILES, 1, 1692},
     {NMK_WORD_CUT_UNIT, 5, -1},
     {NMK_WORD_CUT_CAND, 8996, -1},
     {NMK_WORD_CUT_SCORES, 9128, -1},
@@ -287,11 +275,11 @@ static const struct set sets[] = {
     {NMK_WORD_DRAW_RAW_LOGITS, 10152, -1},
     {NMK_WORD_DRAW_CUTS, 11176, -1},
     {NMK_WORD_DRAW_DRAWN, 12072, -1},
-    {NMK_WORD_DRAW_TOPS, 12138, -1},
+    {NMK_WORD_DRAW_TOPS, 12081, -1},
     {NMK_WORD_SAMPLE_COLUMN, 0, 16},
     {NMK_WORD_SAMPLE_CAND, 8996, -1},
     {NMK_WORD_SAMPLE_DRAWN, 12072, -1},
-    {NMK_WORD_SAMPLE_TOPS, 12138, -1},
+    {NMK_WORD_SAMPLE_TOPS, 12081, -1},
     {NMK_WORD_SAMPLE_RAW_LOGITS, 10152, -1},
 };
 
@@ -348,17 +336,17 @@ static const struct run runs[] = {
     {{NMK_OP_RESIDUAL, 4, -1, 0, -1, 0, 29, 0}, 16, 0, 162, 2}, /* layer4.residual */
     {{NMK_OP_NORM, -1, 29, 32, -1, 0, -1, 0}, 132, 24, 164, 2}, /* norm */
     {{NMK_OP_LM_HEAD, -1, -1, 0, -1, 0, 30, 0}, 132, 24, 166, 5}, /* lm_head */
-    {{NMK_OP_CUT, -1, 30, 264, -1, 0, 31, 0}, 132, 24, 171, 5}, /* cut */
-    {{NMK_OP_CUT, -2, 31, 132, -1, 0, 32, 0}, 132, 24, 176, 6}, /* cut2 */
-    {{NMK_OP_CUT, -3, 32, 132, -1, 0, 33, 0}, 132, 24, 182, 6}, /* cut3 */
-    {{NMK_OP_CUT, -4, 33, 132, -1, 0, 34, 0}, 132, 24, 188, 6}, /* cut4 */
-    {{NMK_OP_CUT, -5, 34, 132, -1, 0, 35, 0}, 132, 24, 194, 6}, /* cut5 */
-    {{NMK_OP_CUT, -6, 35, 132, -1, 0, 36, 0}, 132, 24, 200, 6}, /* cut6 */
-    {{NMK_OP_DRAW, -1, 36, 132, -1, 0, 37, 0}, 132, 24, 206, 8}, /* draw */
-    {{NMK_OP_SAMPLE, -1, 37, 132, 30, 264, -1, 0}, 8, 16, 214, 5}, /* sample */
+    {{NMK_OP_CUT, -1, 30, 264, -1, 0, 31, 0}, 132, 24, 171, 3}, /* cut */
+    {{NMK_OP_CUT, -2, 31, 132, -1, 0, 32, 0}, 132, 24, 174, 4}, /* cut2 */
+    {{NMK_OP_CUT, -3, 32, 132, -1, 0, 33, 0}, 132, 24, 178, 4}, /* cut3 */
+    {{NMK_OP_CUT, -4, 33, 132, -1, 0, 34, 0}, 132, 24, 182, 4}, /* cut4 */
+    {{NMK_OP_CUT, -5, 34, 132, -1, 0, 35, 0}, 132, 24, 186, 4}, /* cut5 */
+    {{NMK_OP_CUT, -6, 35, 132, -1, 0, 36, 0}, 132, 24, 190, 4}, /* cut6 */
+    {{NMK_OP_DRAW, -1, 36, 132, -1, 0, 37, 0}, 132, 24, 194, 8}, /* draw */
+    {{NMK_OP_SAMPLE, -1, 37, 132, 30, 264, -1, 0}, 8, 16, 202, 5}, /* sample */
 };
 
-#define WORDS_HASH 0xff0e6c54679115d5u
+#define WORDS_HASH 0x5fabb58c38c8410du
 ... templates/encoder.c
 
 const uint64_t nmk_hash = 0xHASH;
@@ -413,8 +401,8 @@ const nmk_buffer nmk_buffers[] = {
     {"scores", 9128, 256, 131072},
     {"raw_logits", 10152, 256, 131072},
     {"cuts", 11176, 56, 114688},
-    {"drawn", 12072, 132, 8448},
-    {"tops", 12138, 132, 173184},
+    {"drawn", 12072, 132, 1056},
+    {"tops", 12081, 132, 173184},
 };
 const int nmk_buffer_count = 14;
 
@@ -463,8 +451,6 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_COMBINE, NMK_WORD_COMBINE_SLIDING, "sliding"},
     {NMK_OP_COMBINE, NMK_WORD_COMBINE_PART, "part"},
     {NMK_OP_COMBINE, NMK_WORD_COMBINE_ATTN, "attn"},
-    {NMK_OP_CUT, NMK_WORD_CUT_TILE, "tile"},
-    {NMK_OP_CUT, NMK_WORD_CUT_TILES, "tiles"},
     {NMK_OP_CUT, NMK_WORD_CUT_UNIT, "unit"},
     {NMK_OP_CUT, NMK_WORD_CUT_CAND, "cand"},
     {NMK_OP_CUT, NMK_WORD_CUT_SCORES, "scores"},
@@ -527,7 +513,7 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_SAMPLE, NMK_WORD_SAMPLE_TOPS, "tops"},
     {NMK_OP_SAMPLE, NMK_WORD_SAMPLE_RAW_LOGITS, "raw_logits"},
 };
-const int nmk_field_count = 75;
+const int nmk_field_count = 73;
 
 const char *const nmk_opcode_names[NMK_OPCODES] = {
     "end", "attention", "clear_cuts", "combine", "cut", "dense_down", "dense_up", "draw", "embed", "expert_down",

@@ -10,7 +10,7 @@
 #define NMK_SMEM_BYTES 232448
 #define NMK_COUNTERS 38
 #define NMK_TICKETS 5
-#define NMK_ARENA_BYTES 1726848
+#define NMK_ARENA_BYTES 1719552
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
 #define NMK_KV_HEAD_BYTES 32768
@@ -111,12 +111,10 @@ enum nmk_combine_word {
     NMK_WORD_COMBINE_ATTN = 13,
 };
 enum nmk_cut_word {
-    NMK_WORD_CUT_TILE = 8,
-    NMK_WORD_CUT_TILES = 9,
-    NMK_WORD_CUT_UNIT = 10,
-    NMK_WORD_CUT_CAND = 11,
-    NMK_WORD_CUT_SCORES = 12,
-    NMK_WORD_CUT_CUTS = 13,
+    NMK_WORD_CUT_UNIT = 8,
+    NMK_WORD_CUT_CAND = 9,
+    NMK_WORD_CUT_SCORES = 10,
+    NMK_WORD_CUT_CUTS = 11,
 };
 enum nmk_dense_down_word {
     NMK_WORD_DENSE_DOWN_TILE = 8,
@@ -328,8 +326,8 @@ namespace op_cut {
 struct P {
     static constexpr int vocab = 4096;
 };
-struct Task { int tile; int tiles; int unit; int cand; int scores; int cuts; };
-static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13]}; }
+struct Task { int unit; int cand; int scores; int cuts; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11]}; }
 ... templates/ops/cut.cu
 } // namespace op_cut
 

@@ -102,8 +102,6 @@ static const struct {
     .vocab = 4096
 };
 struct cut_task {
-    int32_t tile;
-    int32_t tiles;
     int32_t unit;
     int32_t cand;
     int32_t scores;
@@ -112,7 +110,7 @@ struct cut_task {
 static int op_cut(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct cut_task t = {
-        .tile = d[8], .tiles = d[9], .unit = d[10], .cand = d[11], .scores = d[12], .cuts = d[13]
+        .unit = d[8], .cand = d[9], .scores = d[10], .cuts = d[11]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)cut_params;
 #define P cut_params

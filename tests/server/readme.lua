@@ -1,0 +1,141 @@
+-- README and CONTRIBUTING against the programs: flags, endpoints, fields, metrics, commands and files.  What one side
+-- has and the other has not is named.
+local t = dofile("tests/gen/helper_spec.lua")
+local README, CONTRIBUTING = t.read("README.md"), t.read("CONTRIBUTING.md")
+local TOY = "build/nmc-toy/"
+
+local function help_of(program)
+  local _, out, err = t.run(program .. " --help")
+  return out .. err
+end
+
+-- The rows of the README's table whose head is `head`: { { "cell", ... }, ... }.
+local function rows_of(head)
+  local rows, inside = {}, false
+  for line in README:gmatch("[^\n]*") do
+    if line:sub(1, #head) == head then
+      inside = true
+    elseif inside and line:sub(1, 1) ~= "|" then
+      break
+    elseif inside and not line:find("^|%-") then
+      local row = {}
+      for cell in line:gsub("\\|", "\0"):gmatch("|([^|]*)") do row[#row + 1] = cell end
+      rows[#rows + 1] = row
+    end
+  end
+  return rows
+end
+
+-- Adds what `pattern` finds between backticks.
+local function quoted(set, text, pattern)
+  for code in text:gmatch("`([^`]*)`") do
+    local word = code:match(pattern)
+    if word then set[word] = true end
+  end
+  return set
+end
+
+local function found(text, pattern, set)
+  set = set or {}
+  for word in text:gmatch(pattern) do set[word] = true end
+  return set
+end
+
+local function missing(from, other)
+  local list = {}
+  for word in pairs(from) do
+    if not other[word] then list[#list + 1] = word end
+  end
+  table.sort(list)
+  return table.concat(list, ", ")
+end
+
+-- Two sets with something in them and nothing in one alone.
+local function agree(name, documented, real)
+  local extra, lacking = missing(documented, real), missing(real, documented)
+  t.case(name, next(real) ~= nil and extra == "" and lacking == "",
+    ("only in README: %s; not in README: %s"):format(extra, lacking))
+end
+
+-- ---- flags of nmk-serve
+local help, flags = help_of(TOY .. "nmk-serve"), {}
+for _, row in ipairs(rows_of("| flag |")) do quoted(flags, row[1], "^(%-%-[%w-]+)") end
+agree("README has the flags of nmk-serve", flags, found(help, "\n  (%-%-[%w-]+)"))
+
+-- A default that README states as plain words or numbers is the help's.
+for _, row in ipairs(rows_of("| flag |")) do
+  local names, defaults = {}, {}
+  for name in row[1]:gmatch("%-%-[%w-]+") do names[#names + 1] = name end
+  for value in row[2]:gmatch("[^,]+") do defaults[#defaults + 1] = value:match("^%s*(.-)%s*$") end
+  for i, name in ipairs(#names == #defaults and names or {}) do
+    if defaults[i]:find("^[%w.]+$") and name ~= "--enable-prefix-caching" then
+      local said = help:match("\n  " .. name:gsub("%-", "%%-") .. " [^\n]*%(([^()]*)%)\n")
+      t.same("the default of " .. name, defaults[i], said)
+    end
+  end
+end
+
+-- ---- endpoints, fields, metrics: from the tables in the source
+local endpoints = {}
+for _, row in ipairs(rows_of("| endpoint |")) do
+  for path in row[1]:gmatch("`(/[^`]*)`") do endpoints[path:gsub("NAME$", "*")] = true end
+end
+agree("README has the endpoints", endpoints,
+  found(t.read("server/api.c"), '%] = {"(/[^"]+)", NMK_HTTP_'))
+
+local taken, refused, documented, declined = {}, {}, {}, {}
+for name, rest in t.read("server/request.c"):gmatch('\n    {"([%w_]+)", *([^\n]*)') do
+  if rest:find("^[A-Z|]+, *[A-Z]+,") then
+    (rest:find("= refuse") and refused or taken)[name] = true
+  end
+end
+for _, row in ipairs(rows_of("| fields |")) do
+  if row[1]:find("^ refused ") then quoted(declined, row[2], "^[%w_]+$")
+  else quoted(documented, row[1], "^[%w_]+$") end
+end
+agree("README has the fields of requests", documented, taken)
+agree("README has the fields that are refused", declined, refused)
+
+local metrics, names = {}, found(t.read("server/metrics.c"), '"(vllm:[%w_]+)"')
+for _, row in ipairs(rows_of("| metrics |")) do quoted(metrics, row[2], "^[%w]+:[%w_]+$") end
+agree("README has the metrics", metrics, found(t.read("server/metrics.c"), '"(nmk:[%w_]+)"', names))
+
+-- ---- commands: what is shown to be typed exists
+local helps = {
+  nmkgen = help_of("build/nmkgen"), ["nmk-run"] = help_of(TOY .. "nmk-run"), ["nmk-serve"] = help,
+  ["nmk-compile"] = help_of(TOY .. "nmk-compile"), ["nmk-chat"] = help_of("build/nmk-chat"),
+}
+local unknown, seen = {}, 0
+for line in README:gmatch("\n    (build/[^\n]*)") do
+  local program = line:match("^build/[^ ]*(nmk[%w-]*)") or "?"
+  for flag in line:gmatch("[ %[](%-%-?[%w-]+)") do
+    seen = seen + 1
+    local shown = (" " .. (helps[program] or "")):gsub("[%[%],]", " ")
+    if not shown:find("%s" .. flag:gsub("%-", "%%-") .. "%s") then unknown[program .. " " .. flag] = true end
+  end
+end
+t.case("the flags in README's commands are known", seen > 0 and not next(unknown), missing(unknown, {}))
+
+local targets, wanted = {}, {}
+for name in ("\n" .. t.read("Makefile")):gmatch("\n([%w-]+):") do targets[name] = true end
+for _, text in ipairs({ README, CONTRIBUTING }) do
+  for name in text:gmatch("[`\n] *make ([a-z-]+)[` \n]") do wanted[name] = true end
+end
+local absent = missing(wanted, targets)
+t.case("the targets of make are there", next(wanted) ~= nil and absent == "", absent)
+
+-- ---- files and folders of the project that the texts name
+local gone, named = {}, 0
+for _, text in ipairs({ README, CONTRIBUTING }) do
+  for path in (text:gsub("%]%(([%w_./-]+)%)", "`%1`")):gmatch("`([%w_]+/[%w_./-]*)`") do
+    local first = path:match("^[^/]+")
+    if first == "gen" or first == "templates" or first == "specs" or first == "runtime" or first == "server" or
+      first == "tests" or first == "examples" then
+      named = named + 1
+      if not t.exists(path) then gone[path] = true end
+    end
+  end
+end
+t.case("the files that the texts name are there", named > 0 and not next(gone), missing(gone, {}))
+
+t.done()
