@@ -33,12 +33,9 @@ local RECORDS = {
   tensors = {
     { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },
     { "rows", "integer" }, { "cols", "integer" }, { "dims", "integer" }, { "array", "string" }, { "row0", "integer" },
-    { "part", "string" },
   },
   config = {
-    { "path", "string" }, { "or_path", "string", optional = true },
-    { "type", "string", choices = { "int", "number", "bool", "string", "strings" } }, { "value", "any" },
-    { "required", "boolean" },
+    { "path", "string" }, { "or_path", "string", optional = true }, { "value", "any" }, { "required", "boolean" },
   },
 }
 

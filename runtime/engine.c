@@ -205,6 +205,12 @@ static int open_weights(nmk_engine *g, const nmk_checkpoint *checkpoint, const n
     return 0;
 }
 
+/* Tokens of the longest sequence: memory may hold fewer pages of the full layers than max_len takes. */
+static int longest_row(const nmk_engine *g) {
+    int64_t held = (int64_t)g->kv.pages[0] * NMK_PAGE_TOKENS;
+    return held < g->max_len ? (int)held : g->max_len;
+}
+
 /* What was opened, for people. */
 static void fill_plan(nmk_engine *g) {
     nmk_machine *m = g->machine;
@@ -267,7 +273,7 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     if (g->machine->calls->wait_all(g->machine, e)) goto out;
 
     g->stats.model = nmk_model_name, g->stats.device = g->machine->name, g->stats.on_gpu = g->machine->on_gpu;
-    g->stats.max_len = g->max_len, g->stats.vocab = g->vocab, g->stats.stop_count = g->stop_count;
+    g->stats.max_len = longest_row(g), g->stats.vocab = g->vocab, g->stats.stop_count = g->stop_count;
     memcpy(g->stats.stop_ids, g->stop_ids, sizeof g->stop_ids);
     const nmk_jit_result *kernel = &g->machine->kernel;
     g->stats.kernel_seconds = g->machine->kernel_seconds, g->stats.kernel_cached = kernel->cached;

@@ -15,7 +15,6 @@
 #include "hang.h"
 
 enum {
-    STEP_THREADS = 384,
     EVENTS = 65, /* the last 64 steps and the one before */
     STAGES = 32,
     STAGE_BYTES = 4096,
@@ -201,7 +200,7 @@ static int gpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     gpu_machine *g = of(m);
     nmk_params params = *p; /* copied at the launch */
     void *arguments[] = {&params};
-    CU(e, cuLaunchKernel(g->step, NMK_SMS, 1, 1, STEP_THREADS, 1, 1, NMK_SMEM_BYTES, g->stream, arguments, NULL));
+    CU(e, cuLaunchKernel(g->step, NMK_SMS, 1, 1, NMK_THREADS, 1, 1, NMK_SMEM_BYTES, g->stream, arguments, NULL));
     CU(e, cuEventRecord(g->step_done[g->steps % EVENTS], g->stream));
     g->steps++;
     return 0;
@@ -303,10 +302,10 @@ static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
     CU(e, cuModuleGetFunction(&g->step, g->module, "nmk_step"));
     CU(e, cuFuncSetAttribute(g->step, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, NMK_SMEM_BYTES));
     int blocks = 0;
-    CU(e, cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, g->step, STEP_THREADS, NMK_SMEM_BYTES));
+    CU(e, cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, g->step, NMK_THREADS, NMK_SMEM_BYTES));
     if (blocks < 1)
         return nmk_fail(e, "%s: a block of the kernel does not fit an SM (%d threads, %d bytes of shared memory)",
-                        m->name, STEP_THREADS, NMK_SMEM_BYTES);
+                        m->name, NMK_THREADS, NMK_SMEM_BYTES);
     m->kernel_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
     tell(o, NMK_PHASE_LOAD, 1);
     return 0;

@@ -3,6 +3,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+_Static_assert(NMK_ROLES > NMK_HANG_ROLE_MASK, "any word names a role");
+
 const volatile nmk_hang *nmk_hang_root(const volatile nmk_hang hangs[NMK_HANGS], int *count) {
     const volatile nmk_hang *root = NULL;
     *count = 0;
@@ -15,7 +17,8 @@ const volatile nmk_hang *nmk_hang_root(const volatile nmk_hang hangs[NMK_HANGS],
 }
 
 void nmk_hang_text(const volatile nmk_hang *h, const int32_t *lists, char *text, size_t size) {
-    const uint32_t word = h->word, task = word & 4095, sm = word >> 12 & 255;
+    const uint32_t word = h->word, task = word & NMK_HANG_TASK_MASK, sm = word >> NMK_HANG_SM_SHIFT & NMK_HANG_SM_MASK;
+    const uint32_t role = word >> NMK_HANG_ROLE_SHIFT & NMK_HANG_ROLE_MASK;
     char place[160] = "", wait[200] = "another SM";
     if (sm < NMK_SMS && task < NMK_MAX_TASKS) {
         const int32_t *d = lists + ((size_t)sm * NMK_MAX_TASKS + task) * NMK_DESC_WORDS;
@@ -28,6 +31,6 @@ void nmk_hang_text(const volatile nmk_hang *h, const int32_t *lists, char *text,
         snprintf(wait, sizeof wait, "counter %d (%s) to reach %u, it was at %u", h->counter,
                  h->counter >= 0 && h->counter < NMK_COUNTERS ? nmk_counter_names[h->counter] : "unknown", h->expected,
                  h->got);
-    snprintf(text, size, "the kernel hung: SM %u, role %s, task %u%s waited for %s", sm, nmk_role_names[word >> 20 & 3],
-             task, place, wait);
+    snprintf(text, size, "the kernel hung: SM %u, role %s, task %u%s waited for %s", sm, nmk_role_names[role], task,
+             place, wait);
 }

@@ -4,7 +4,7 @@
 
 #include "abi.h"
 
-enum { NMK_HANGS = NMK_SMS * 4 }; /* records: one a role of a block */
+enum { NMK_HANGS = NMK_SMS * NMK_ROLES }; /* records: one a role of a block */
 
 /* The record of the wait that held up the others: everyone behind it gives up too, so of all records it is the one for
  * the earliest counter (counters are numbered in wave order).  *count: the records there are; NULL if that is 0. */

@@ -117,7 +117,8 @@ int nmk_engine_generate(nmk_engine *engine, nmk_request *requests, int count, un
 typedef struct {
     const char *model, *device; /* the engine's; device: "cuda:0 (NVIDIA H200)" or "cpu (2 threads)" */
     bool on_gpu;
-    int max_len, vocab;
+    int max_len; /* tokens of a sequence: the option's, or as many as the memory for keys and values holds */
+    int vocab;
     int stop_ids[16], stop_count;
     int layers, experts, experts_per_token;
     uint64_t weight_bytes, kv_bytes, other_bytes; /* other: activations, tables, task lists, control */

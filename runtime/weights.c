@@ -14,9 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../templates/packed.h"
-#include "../templates/random.h"
 #include "json.h"
+
+#include "../templates/random.h"
+
+#include "../templates/packed.h" /* needs random.h */
 
 _Static_assert(NMK_LAYOUT_ROWS == NMK_PACKED_ROWS && NMK_LAYOUT_PAIRS == NMK_PACKED_PAIRS &&
                    NMK_LAYOUT_GATE_UP == NMK_PACKED_GATE_UP && NMK_LAYOUT_VECTOR == NMK_PACKED_VECTOR,

@@ -18,8 +18,9 @@
 
 /* The kernel gives a hang up after 2 s. */
 enum { STALL_MS = 20000 };
-/* More than that is told to come again: sequences that wait for a row, bytes of bodies that wait for the worker. */
-enum { MOST_WAITING = 1000, MOST_TODO_BYTES = 256 << 20 };
+/* More than that is told to come again: sequences that wait for a row, bytes of bodies that wait for the worker.  Rows that
+ * lose their pages wait too, so the batch has room for all that is let in. */
+enum { MOST_WAITING = NMK_BATCH_WAITING - NMK_ROWS, MOST_TODO_BYTES = 256 << 20 };
 
 typedef struct choice choice;
 typedef struct job job;
@@ -811,12 +812,10 @@ static void admit(nmk_api *api) {
             continue;
         }
         nmk_batch_read_stats(api->o.batch, &stats);
-        bool later = stats.waiting >= MOST_WAITING; /* else it will never fit: no reason to try again */
         if (stats.lost)
             fail_lost(&e);
-        else
-            nmk_api_fail(&e, later ? 503 : 400, NULL, later ? "overloaded" : "invalid_value",
-                         "The request cannot be taken: %s", why.text);
+        else /* it will never fit: no reason to try again */
+            nmk_api_fail(&e, 400, NULL, "invalid_value", "The request cannot be taken: %s", why.text);
         fail_job(c->job, NMK_END_ERROR, &e);
         unref(c->job);
     }
@@ -881,7 +880,8 @@ static void start(job *j) {
     nmk_api_error e;
     nmk_batch_stats stats;
     nmk_batch_read_stats(api->o.batch, &stats);
-    if (stats.lost || stats.waiting + api->queued >= MOST_WAITING) {
+    /* all of its answers or none */
+    if (stats.lost || stats.waiting + api->queued + j->prompt_count * j->q.sampling.n > MOST_WAITING) {
         if (stats.lost)
             fail_lost(&e);
         else

@@ -31,7 +31,6 @@ enum {
     CHUNK = NMK_COLUMNS / 2, /* positions of a prompt in one step, cut at multiples of it */
     HALVES = 2,              /* a chunk takes the first columns of a half: where it stands changes no sum */
     FEED_AHEAD = 2,
-    MOST_WAITING = 1024,
     RECORDS = 64,
     PAGE = NMK_PAGE_TOKENS
 };
@@ -735,7 +734,7 @@ static void *run(void *argument) {
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e) {
     nmk_batch *b = xcalloc(1, sizeof *b);
     assert(engine->steps_ahead <= RECORDS);
-    b->most_waiting = most_waiting > 0 ? most_waiting : MOST_WAITING;
+    b->most_waiting = most_waiting > 0 ? most_waiting : NMK_BATCH_WAITING;
     b->engine = engine, b->done = engine->steps;
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->wake, NULL);

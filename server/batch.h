@@ -43,6 +43,8 @@
 
 typedef struct nmk_batch nmk_batch;
 
+enum { NMK_BATCH_WAITING = 1024 }; /* requests that may wait, unless said otherwise */
+
 typedef enum {
     NMK_BATCH_STOP,   /* a stop id; it is the last token given */
     NMK_BATCH_LENGTH, /* max_tokens */
@@ -82,7 +84,7 @@ typedef struct {
 } nmk_batch_stats;
 
 /* Takes over the engine (closed by nmk_batch_close), if it succeeds.  most_waiting: requests that may queue beside
- * those that run; 0: 1024. */
+ * those that run; 0: NMK_BATCH_WAITING. */
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e);
 
 /* Called once when the engine is lost, before requests end for it, on the batch's thread; here if it is lost already.

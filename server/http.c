@@ -319,7 +319,6 @@ nmk_http_response *nmk_http_find(nmk_http *h, uint64_t id) {
 void nmk_http_set_user(nmk_http_response *r, void *user) { r->user = user; }
 void *nmk_http_user(const nmk_http_response *r) { return r->user; }
 bool nmk_http_streaming(const nmk_http_response *r) { return r->streaming; }
-size_t nmk_http_queued(const nmk_http_response *r) { return queued(r->c); }
 
 void nmk_http_add_field(nmk_http_response *r, const char *name, const char *value) {
     nmk_buf_puts(&r->fields, name);

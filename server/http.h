@@ -158,7 +158,6 @@ void nmk_http_begin_stream(nmk_http_response *r);
 int nmk_http_send_event(nmk_http_response *r, const char *name, const char *data, size_t bytes);
 /* Bytes as they are: whole events. */
 int nmk_http_send(nmk_http_response *r, const void *data, size_t bytes);
-size_t nmk_http_queued(const nmk_http_response *r);
 bool nmk_http_streaming(const nmk_http_response *r);
 void nmk_http_finish(nmk_http_response *r);
 /* Closes the connection, so that the client sees that the answer is not complete. */

@@ -295,16 +295,3 @@ const char *nmk_http_parser_field(const nmk_http_parser *p, const char *name) {
         if (!strcmp(p->text.data + p->fields[i].name, name)) return p->text.data + p->fields[i].value;
     return NULL;
 }
-
-bool nmk_http_has_word(const char *list, const char *word) {
-    size_t n = strlen(word);
-    while (list && *list) {
-        list += strspn(list, " \t,");
-        size_t len = strcspn(list, ",");
-        const char *next = list + len;
-        while (len && strchr(" \t", list[len - 1])) len--;
-        if (len == n && !strncasecmp(list, word, n)) return true;
-        list = next;
-    }
-    return false;
-}

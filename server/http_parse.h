@@ -67,7 +67,4 @@ int nmk_http_parse(nmk_http_parser *p, const char *data, size_t n, size_t *used)
 /* The value of the first field of that (lower-case) name, or NULL. */
 const char *nmk_http_parser_field(const nmk_http_parser *p, const char *name);
 
-/* Is it one of the words of a comma-separated list?  Case does not count. */
-bool nmk_http_has_word(const char *list, const char *word);
-
 #endif

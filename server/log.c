@@ -22,8 +22,6 @@ void nmk_log_setup(nmk_log_level least, bool json, int fd) {
     settings.least = least, settings.json = json, settings.fd = fd;
 }
 
-bool nmk_log_json(void) { return settings.json; }
-
 bool nmk_log_level_read(const char *text, nmk_log_level *level) {
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
         if (!strcmp(text, names[i])) return *level = (nmk_log_level)i, true;

@@ -4,8 +4,8 @@
  *   {"time":"2026-11-29T21:10:43.123Z","level":"info","message":"request finished","id":12,"status":200,"ttft_ms":41.2}
  *
  * An event has a fixed message and fields; what differs goes into fields.  No field ever holds a prompt, an answer or a
- * key.  A line is one write, so lines of several threads do not mix.  A field that does not fit
- * is left out. */
+ * key.  A line is one write, so lines of several threads do not mix.  A field that does not fit is left out.  A line that
+ * the pipe or terminal has no room for is lost, and counted in a later one. */
 #ifndef NMK_SERVER_LOG_H
 #define NMK_SERVER_LOG_H
 
@@ -17,7 +17,6 @@ typedef enum { NMK_LOG_DEBUG, NMK_LOG_INFO, NMK_LOG_WARNING, NMK_LOG_ERROR } nmk
 
 /* Before other threads start; by default text from info on.  fd: where lines go. */
 void nmk_log_setup(nmk_log_level least, bool json, int fd);
-bool nmk_log_json(void);
 
 /* "debug" and so on; false: no level. */
 bool nmk_log_level_read(const char *text, nmk_log_level *level);

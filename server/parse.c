@@ -44,7 +44,7 @@ struct nmk_parser {
     bool answered, thought; /* there was text: of the answer, of this reasoning block */
 
     call call;
-    int calls, dropped, reasoning_tokens;
+    int calls, reasoning_tokens;
 };
 
 static void tell(nmk_parser *p, nmk_said said) {
@@ -84,10 +84,7 @@ static void tell_arguments(nmk_parser *p) {
 static void call_end(nmk_parser *p, bool whole) {
     call *c = &p->call;
     c->at = TOP;
-    if (!c->named) {
-        p->dropped++;
-        return;
-    }
+    if (!c->named) return;
     if (whole && !c->arguments_begun) nmk_buf_puts(&c->arguments, "{}");
     tell_arguments(p);
     bool complete = c->arguments_begun ? c->arguments_ended : whole;
@@ -103,9 +100,7 @@ static void take_name(nmk_parser *p) {
         c->named = true;
         nmk_buf_add(&c->name, name, bytes);
         c->muted = p->options.no_calls || (p->options.max_calls && p->calls >= p->options.max_calls);
-        if (c->muted) {
-            p->dropped++;
-        } else {
+        if (!c->muted) {
             c->index = p->calls++;
             nmk_reply_id(c->id, "call_");
             tell(p, (nmk_said){NMK_SAID_CALL, .call = c->index, .id = c->id, .name = c->name.data});
@@ -446,5 +441,3 @@ nmk_ended nmk_parser_ended(const nmk_parser *p, bool cut) {
 }
 
 int nmk_parser_reasoning_tokens(const nmk_parser *p) { return p->reasoning_tokens; }
-
-int nmk_parser_dropped(const nmk_parser *p) { return p->dropped; }

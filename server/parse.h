@@ -79,6 +79,5 @@ void nmk_parser_end(nmk_parser *p);
 nmk_ended nmk_parser_ended(const nmk_parser *p, bool cut);
 
 int nmk_parser_reasoning_tokens(const nmk_parser *p);
-int nmk_parser_dropped(const nmk_parser *p); /* calls that were not told: for the log */
 
 #endif

@@ -500,8 +500,6 @@ void nmk_stream_fail(nmk_stream *s, const nmk_api_error *e, nmk_buf *out) {
     done(s, out);
 }
 
-void nmk_stream_keep_alive(nmk_buf *out) { nmk_buf_puts(out, ": keep-alive\n\n"); }
-
 /* ---------------------------------------------------------------- other endpoints */
 
 void nmk_reply_model(const char *name, int64_t created, int max_model_len, nmk_buf *out) {

@@ -140,9 +140,6 @@ void nmk_stream_close(nmk_stream *s, const nmk_usage *usage, nmk_buf *out);
 /* The stream breaks off: an error event and [DONE].  Nothing may follow. */
 void nmk_stream_fail(nmk_stream *s, const nmk_api_error *e, nmk_buf *out);
 
-/* A comment that keeps proxies and clients waiting. */
-void nmk_stream_keep_alive(nmk_buf *out);
-
 /* ---------------------------------------------------------------- other endpoints */
 
 void nmk_reply_model(const char *name, int64_t created, int max_model_len, nmk_buf *out);

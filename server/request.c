@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_CHOICES = 128 }; /* prompts times n */
+
 typedef struct {
     nmk_api_request *r;
     const nmk_request_limits *limits;
@@ -544,9 +546,9 @@ static const field fields[] = {
     {"frequency_penalty",     GEN,      NUMBER,   -2,        2,   0, S(frequency_penalty)},
     {"repetition_penalty",    GEN,      NUMBER, TINY,      100,   1, S(repetition_penalty)},
     {"logit_bias",            GEN,      SHAPE,     .take = take_logit_bias},
-    {"n",                     GEN,      INT,       1,      128,   1, S(n)},
+    {"n",                     GEN,      INT, 1, MOST_CHOICES,     1, S(n)},
     {"seed",                  GEN,      SHAPE,     .take = take_seed},
-    {"best_of",               TEXT,     INT,       1,      128,   0, J(best_of)},
+    {"best_of",               TEXT,     INT, 1, MOST_CHOICES,     0, J(best_of)},
 
     {"logprobs",              CHAT,     BOOL,      0,        1,   0, J(chat_logprobs)},
     {"top_logprobs",          CHAT,     INT,       0,  INT_MAX,  -1, J(top_logprobs)},
@@ -658,7 +660,7 @@ static int take(job *j, const field *f, struct json_object *v) {
 /* ---------------------------------------------------------------- limits and defaults */
 
 void nmk_request_limits_init(nmk_request_limits *l, int vocab) {
-    *l = (nmk_request_limits){.vocab = vocab, .max_logprobs = 20, .max_choices = 128};
+    *l = (nmk_request_limits){.vocab = vocab, .max_logprobs = NMK_TOP_LOGPROBS, .max_choices = MOST_CHOICES};
     for (size_t i = 0; i < FIELDS; i++)
         if (fields[i].home == SAMPLING && fields[i].type != SHAPE)
             set_number((char *)&l->defaults + fields[i].offset, fields[i].type, fields[i].fallback);

@@ -90,7 +90,7 @@ typedef struct {
     int max_choices;       /* prompts times n */
 } nmk_request_limits;
 
-/* The table's defaults; 20 alternatives, 128 choices. */
+/* The table's defaults, NMK_TOP_LOGPROBS alternatives, and as many choices as `n` may ask for. */
 void nmk_request_limits_init(nmk_request_limits *l, int vocab);
 
 /* Takes the defaults that a generation_config.json gives (temperature, top_p, top_k, min_p, repetition_penalty,

@@ -1,5 +1,5 @@
 /* The packed form of a weight matrix: the one definition of where an element lies, compiled by C (tests, size
- * computations) and pasted into the kernel.
+ * computations) and pasted into the kernel, after random.h, which says what NMK_SHARED is.
  *
  * A matrix [rows][K], rows a multiple of 16, K padded with zeros to a multiple of 256, is cut into row tiles of 16
  * rows; a row tile is contiguous: [stage][warp 0..7][tile 0..ts-1][lane 0..31][8 bf16].  One (tile, lane) is what one
@@ -7,14 +7,6 @@
  * Tiles 2p and 2p+1 of a warp hold the same 32 columns: a lane's 8 columns are contiguous over the two. */
 #ifndef NMK_PACKED_H
 #define NMK_PACKED_H
-
-#ifndef NMK_SHARED
-#ifdef __CUDACC__
-#define NMK_SHARED static __device__ __forceinline__
-#else
-#define NMK_SHARED static inline
-#endif
-#endif
 
 /* Which two rows a lane holds, g = lane / 4, c = row tile. */
 #define NMK_PACKED_ROWS    0 /* 16c+g and 16c+g+8 */

@@ -4,12 +4,11 @@
 #ifndef NMK_RANDOM_H
 #define NMK_RANDOM_H
 
-#ifndef NMK_SHARED
+/* A function of this header and of those after it. */
 #ifdef __CUDACC__
 #define NMK_SHARED static __device__ __forceinline__
 #else
 #define NMK_SHARED static inline
-#endif
 #endif
 
 /* A value depends only on (key, element of the array, natural row, k), never on the layout, so both machines hold the

@@ -4,19 +4,22 @@
 -- A history is the list of access groups of a buffer. It begins anew with a group that writes all of the buffer: what
 -- came before is proved to come before that group, and what follows is proved to come after it. Not so with an optional
 -- node's: asleep it is no link between the two.
+local abi = require("emit.abi")
 local hb = require("hb")
 local region = require("region")
 local M = {}
 
+local BITS = abi.TASK_BITS
+local MASK = (1 << BITS) - 1
 local LOAD, COMPUTE, STORE = hb.ROLE.load, hb.ROLE.compute, hb.ROLE.store
 
 -- True where member n of `later` knows from its own SM that member m of `earlier` is over.
 local function known_own(later, n, earlier, m)
   local role, time, own = earlier.role, earlier.time[m], later.own[n]
   if earlier.sm[m] ~= later.sm[n] or role == STORE and later.role == STORE then return false end
-  if (own >> ((role - 1) * 12) & 0xfff) >= time then return true end
+  if (own >> ((role - 1) * BITS) & MASK) >= time then return true end
   local also = earlier.also
-  return also ~= nil and later.role ~= also and (own >> ((also - 1) * 12) & 0xfff) >= time
+  return also ~= nil and later.role ~= also and (own >> ((also - 1) * BITS) & MASK) >= time
 end
 
 local function touch(later, n, earlier, m)

@@ -3,6 +3,7 @@
 --
 -- Each SM is one sequential walker, so no queue has slack. Only what truly orders work goes into clocks: what hb.lua
 -- says of the roles of a task, counters waited for in full, and the barrier of the route.
+local abi = require("emit.abi")
 local hb = require("hb")
 local ops = require("ops")
 local M = {}
@@ -10,6 +11,7 @@ local M = {}
 local ROLE = hb.ROLE
 local LOAD, COMPUTE, STORE, HELP, OPTIONAL = ROLE.load, ROLE.compute, ROLE.store, ROLE.help, ROLE.optional
 local ROLES = #hb.ROLES
+local BITS = abi.TASK_BITS
 local WORDS, AT = ops.WORDS, ops.AT
 local W_WAIT_A, W_ARRIVALS_A, W_WAIT_B, W_ARRIVALS_B = AT.wait_a, AT.arrivals_a, AT.wait_b, AT.arrivals_b
 local W_SIGNAL, W_LOCAL = AT.signal, AT["local"]
@@ -121,7 +123,8 @@ function M:note(plan, a, words, start, sm, time)
   end
   local n = group.n
   group.base[n] = base
-  group.own[n] = loaded | computed << 12 | own[at + STORE] << 24 | own[at + HELP] << 36 | own[at + OPTIONAL] << 48
+  group.own[n] = loaded | computed << BITS | own[at + STORE] << 2 * BITS | own[at + HELP] << 3 * BITS |
+    own[at + OPTIONAL] << 4 * BITS
 end
 
 function M:arrive(signal, role, sm)

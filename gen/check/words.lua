@@ -4,11 +4,8 @@ local memory = require("memory")
 local ops = require("ops")
 local M = {}
 
--- What the kernel is built like (templates/prelude.cuh, megakernel.cu); its static_asserts know the exact sizes.
-local SHARED_REST_BYTES = 31104         -- job buffers, descriptors, tables of route, attention and sampling
-local REGISTERS = { { warps = 8, each = 200 }, { warps = 4, each = 104 } }
-local LANES = 32
-local MAX_LIST = 4095                   -- hang records and the clocks of order.lua have 12 bits for a task
+-- Hang records and the clocks of order.lua have so many bits for a task.
+local MAX_LIST = (1 << abi.TASK_BITS) - 1
 
 local UNIT, KIB = memory.UNIT, memory.KIB
 local WORDS = ops.WORDS
@@ -17,13 +14,13 @@ local W_OPCODE, W_LAYER, W_SIGNAL = ops.AT.opcode, ops.AT.layer, ops.AT.signal
 function M:budget()
   local g, target = self.g, self.g.model.target
   local stages = g.model.schedule.ring_stages
-  local shared = stages * abi.STAGE_BYTES + SHARED_REST_BYTES
+  local shared = stages * abi.STAGE_BYTES + abi.shared_rest_bytes(g.model)
   if shared > target.smem_bytes_per_block then
     self:report(nil, "shared memory: %d ring stages and the rest need %d bytes, a block of the target has %d", stages,
       shared, target.smem_bytes_per_block)
   end
   local registers = 0
-  for _, part in ipairs(REGISTERS) do registers = registers + part.warps * LANES * part.each end
+  for _, part in ipairs(abi.WARPS) do registers = registers + part.count * abi.LANES * part.registers end
   if registers > target.regs then
     self:report(nil, "registers: a block needs %d, an SM of the target has %d", registers, target.regs)
   end

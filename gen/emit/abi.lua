@@ -22,6 +22,16 @@ M.FLAGS = {
 }
 -- compute begins, compute has waited, store is done, help is done
 M.TRACE_STAMPS = 4
+-- A block: its warps by the registers that each of their threads has.
+M.WARPS = { { what = "inc", count = 8, registers = 200 }, { what = "dec", count = 4, registers = 104 } }
+M.LANES = 32
+-- Shared memory beside the ring, with a ring of 12 stages: job buffers, descriptors, tables. And a place for each of an
+-- SM's chunks of attention, of both kinds.
+local SHARED_BYTES, SEGMENT_BYTES = 34944, 2 * 32
+-- nmk_hang.word: the task's bits, then the SM's, then the role's.
+M.TASK_BITS = 12
+M.SM_BITS = 8
+local ROLE_BITS = 2
 
 -- { type, name, comment } or { type, name, comment, count }, count = a number or COLUMNS. A type is one of TYPES or a
 -- struct above.
@@ -71,7 +81,7 @@ local STRUCTS = {
   },
   {
     name = "nmk_hang", device = true, bytes = 16,
-    comment = "A wait that did not end. word: 0, or 1 << 31 | role << 20 | sm << 12 | task.",
+    comment = "A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_...",
     { "u32", "word", "" },
     { "i32", "counter", "" },
     { "u32", "expected", "" },
@@ -94,7 +104,7 @@ local STRUCTS = {
     { "u64", "out", "i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1" },
     { "u64", "tops", "struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory" },
     { "u64", "adjust", "struct nmk_adjust [slot][vocab]" },
-    { "u64", "hang", "struct nmk_hang [NMK_SMS][4 roles] in mapped host memory: each role's first wait for a counter" },
+    { "u64", "hang", "struct nmk_hang [NMK_SMS][NMK_ROLES] in mapped host memory: a role's first wait for a counter" },
     { "u64", "abort", "u32: the word of a wait that was given up" },
     { "u64", "trace", "0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task" },
     { "i32", "epoch", "1, 2, ...: steps since the counters were zeroed" },
@@ -124,7 +134,6 @@ local STRUCTS = {
     name = "nmk_tensor",
     comment = "A checkpoint tensor; one per layer (and expert) where the name has %d. Rows go to row0 of its array.",
     { "str", "name", "" },
-    { "str", "part", "" },
     { "i32", "dims", "1: a vector" },
     { "i32", "layer0", "" },
     { "i32", "layers", "" },
@@ -147,7 +156,6 @@ local STRUCTS = {
     comment = "What a checkpoint's config.json must say. value is JSON text; null there counts as absent.",
     { "str", "path", "" },
     { "str", "or_path", "where the same fact may stand instead; NULL: nowhere" },
-    { "str", "type", "int, number, bool, string or strings" },
     { "str", "value", "" },
     { "i32", "required", "absence is a mistake" },
   },
@@ -193,6 +201,25 @@ local function max_tasks(model, g)
   return round_up(most + 1, 8)
 end
 
+--- The most chunks of attention that one SM has in a step, of one kind.
+local function max_segments(model)
+  local most = model.schedule.columns * model.family_module.values(model).kv_heads * model.schedule.split.chunks_max
+  return round_up(most, model.target.sms) // model.target.sms
+end
+
+--- Shared memory that a block needs beside the ring, at most. The kernel asserts it.
+function M.shared_rest_bytes(model)
+  return SHARED_BYTES + max_segments(model) * SEGMENT_BYTES
+end
+
+local function threads()
+  local warps = 0
+  for _, part in ipairs(M.WARPS) do
+    warps = warps + part.count
+  end
+  return warps * M.LANES
+end
+
 --- Every constant, ordered: { NAME, value }. An integer or a float.
 local function all_constants(model, g, registry)
   local values = model.family_module.values(model)
@@ -212,6 +239,9 @@ local function all_constants(model, g, registry)
   add("RING_STAGES", model.schedule.ring_stages)
   add("STAGE_BYTES", M.STAGE_BYTES)
   add("SMEM_BYTES", model.target.smem_bytes_per_block)
+  add("SHARED_REST_BYTES", M.shared_rest_bytes(model))
+  add("THREADS", threads())
+  add("ROLES", #ops.ROLES)
   add("COUNTERS", g.counters)
   add("TICKETS", values.layers)
   add("ARENA_BYTES", g.arena_bytes)
@@ -224,8 +254,7 @@ local function all_constants(model, g, registry)
   for _, name in ipairs(writer.sorted(split)) do
     add(name:upper(), split[name])
   end
-  add("MAX_SEGMENTS", round_up(model.schedule.columns * values.kv_heads * split.chunks_max, model.target.sms)
-    // model.target.sms)
+  add("MAX_SEGMENTS", max_segments(model))
   add("OUT_RING", M.OUT_RING)
   add("TRACE_STAMPS", M.TRACE_STAMPS)
   add("STOP_IDS", M.STOP_IDS)
@@ -234,6 +263,11 @@ local function all_constants(model, g, registry)
     add("COLUMN_" .. flag[1], flag[2])
   end
   add("SEEN_PROMPT", 0x40000000)
+  add("HANG_TASK_MASK", (1 << M.TASK_BITS) - 1)
+  add("HANG_SM_SHIFT", M.TASK_BITS)
+  add("HANG_SM_MASK", (1 << M.SM_BITS) - 1)
+  add("HANG_ROLE_SHIFT", M.TASK_BITS + M.SM_BITS)
+  add("HANG_ROLE_MASK", (1 << ROLE_BITS) - 1)
   for _, name in ipairs(writer.sorted(values)) do
     add(name:upper(), values[name])
   end
@@ -390,7 +424,7 @@ extern const int nmk_config_count;
 extern const nmk_field nmk_fields[];
 extern const int nmk_field_count;
 extern const char *const nmk_opcode_names[NMK_OPCODES];
-extern const char *const nmk_role_names[4];
+extern const char *const nmk_role_names[NMK_ROLES];
 extern const char *const nmk_counter_names[]; /* the node that signals it, NMK_COUNTERS names */
 ]])
 end

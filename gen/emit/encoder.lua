@@ -151,8 +151,8 @@ local function emit_weights(w, ctx)
       a.experts, a.rows, a.cols, a.kib, a.layer_kib, a.expert_kib)
   end
   for i, t in ipairs(ctx.graph.tensors) do
-    tensors[i] = ("%s, %s, %d, %d, %d, %d, %d, %d, %d, %d"):format(writer.string(t.name), writer.string(t.part),
-      t.dims, t.layer0, t.layers, t.experts, t.rows, t.cols, assert(index[t.array], t.array), t.row0)
+    tensors[i] = ("%s, %d, %d, %d, %d, %d, %d, %d, %d"):format(writer.string(t.name), t.dims, t.layer0,
+      t.layers, t.experts, t.rows, t.cols, assert(index[t.array], t.array), t.row0)
   end
   emit_table(w, "nmk_array", "nmk_array", arrays)
   emit_table(w, "nmk_tensor", "nmk_tensor", tensors)
@@ -192,8 +192,8 @@ end
 local function emit_config(w, ctx)
   local rows = {}
   for i, c in ipairs(ctx.model.family_module.config(ctx.model)) do
-    rows[i] = ("%s, %s, %s, %s, %d"):format(writer.string(c.path), c.or_path and writer.string(c.or_path) or "NULL",
-      writer.string(c.type), writer.string(json(c.value)), c.required and 1 or 0)
+    rows[i] = ("%s, %s, %s, %d"):format(writer.string(c.path), c.or_path and writer.string(c.or_path) or "NULL",
+      writer.string(json(c.value)), c.required and 1 or 0)
   end
   emit_table(w, "nmk_config", "nmk_config", rows)
 end

@@ -193,6 +193,27 @@ end
 local TEMPLATES = { "templates/random.h", "templates/sampling.h", "templates/prelude.cuh", "templates/megakernel.cu",
   "templates/packed.h", "templates/pack.cu" }
 
+--- Numbers that a template spells out in its assembler or its shifts, against the table in abi.lua.
+local function check_literals(text, path)
+  for _, part in ipairs(abi.WARPS) do
+    local registers = text:match(("setmaxnreg%%.%s%%.sync%%.aligned%%.u32 (%%d+);"):format(part.what))
+    if registers and tonumber(registers) ~= part.registers then
+      error(("%s: setmaxnreg.%s %s: emit/abi.lua has %d"):format(path, part.what, registers, part.registers), 0)
+    end
+  end
+  local role, sm = text:match("role << (%d+) | blockIdx%.x << (%d+) | task")
+  if role and (tonumber(sm) ~= abi.TASK_BITS or tonumber(role) ~= abi.TASK_BITS + abi.SM_BITS) then
+    error(("%s: a hang's word has the SM at bit %s, the role at %s: emit/abi.lua differs"):format(path, sm, role), 0)
+  end
+end
+
+--- What the generator counted with is what the kernel has.
+local function emit_block_asserts(w)
+  w:line('static_assert(WARPS_COMPUTE == %d && WARPS_ALL * 32 == NMK_THREADS, "the warps of a block");',
+    abi.WARPS[1].count)
+  w:line('static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memory beside the ring");')
+end
+
 local HASH_LINE = "#define NMK_HASH"
 
 --- The kernel's text with the hash of everything that went in.
@@ -212,8 +233,11 @@ function M.text(ctx)
   w:line("")
   local fill = slots(ctx, used)
   for _, path in ipairs(TEMPLATES) do
-    w:template(assert(ctx.read(path), path), path, fill)
+    local text = assert(ctx.read(path), path)
+    check_literals(text, path)
+    w:template(text, path, fill)
   end
+  emit_block_asserts(w)
   return w:text()
 end
 

@@ -15,7 +15,7 @@
 --     Formal buffers have the actual buffer's name, except x (residual in) and y (residual out), which the graph binds.
 --   arrays(m)           packed weight arrays, ordered; element = layer - layer0 (then expert); see below
 --   tensors(m)          checkpoint tensors, ordered: where each one's rows go in its array
---   config(m)           what a checkpoint's config.json must say: { path, or_path, type, value, required }
+--   config(m)           what a checkpoint's config.json must say: { path, or_path, value, required }
 --                       null counts as absent; an absent value is a mistake only where required;
 --                       or_path: another place where the same fact may stand
 local M = {}
@@ -201,26 +201,26 @@ function M.tensors(m)
   local dense, moe = s.dense_layers, s.layers - s.dense_layers
   local q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
   local list = {}
-  local function tensor(name, layer0, layers, experts, rows, cols, array, row0, part)
+  local function tensor(name, layer0, layers, experts, rows, cols, array, row0)
     if layers > 0 then
       list[#list + 1] = { name = name, layer0 = layer0, layers = layers, experts = experts, rows = rows, cols = cols,
-                          dims = rows == 1 and 1 or 2, array = array, row0 = row0 or 0, part = part or "" }
+                          dims = rows == 1 and 1 or 2, array = array, row0 = row0 or 0 }
     end
   end
   local layer, mlp = "model.layers.%d.", "model.layers.%d.mlp."
   tensor("model.embed_tokens.weight", 0, 1, 0, s.vocab, s.hidden, "embed")
   tensor("model.norm.weight", s.layers, 1, 0, 1, s.hidden, "norm")
   tensor(layer .. "input_layernorm.weight", 0, s.layers, 0, 1, s.hidden, "norm")
-  tensor(layer .. "self_attn.q_proj.weight", 0, s.layers, 0, q, s.hidden, "qkv", 0, "q")
-  tensor(layer .. "self_attn.k_proj.weight", 0, s.layers, 0, kv, s.hidden, "qkv", q, "k")
-  tensor(layer .. "self_attn.v_proj.weight", 0, s.layers, 0, kv, s.hidden, "qkv", q + kv, "v")
+  tensor(layer .. "self_attn.q_proj.weight", 0, s.layers, 0, q, s.hidden, "qkv")
+  tensor(layer .. "self_attn.k_proj.weight", 0, s.layers, 0, kv, s.hidden, "qkv", q)
+  tensor(layer .. "self_attn.v_proj.weight", 0, s.layers, 0, kv, s.hidden, "qkv", q + kv)
   tensor(layer .. "self_attn.o_proj.weight", 0, s.layers, 0, s.hidden, q, "o")
-  tensor(mlp .. "gate_proj.weight", 0, dense, 0, s.dense_ff, s.hidden, "dense_up", 0, "a")
-  tensor(mlp .. "up_proj.weight", 0, dense, 0, s.dense_ff, s.hidden, "dense_up", s.dense_ff, "b")
+  tensor(mlp .. "gate_proj.weight", 0, dense, 0, s.dense_ff, s.hidden, "dense_up")
+  tensor(mlp .. "up_proj.weight", 0, dense, 0, s.dense_ff, s.hidden, "dense_up", s.dense_ff)
   tensor(mlp .. "down_proj.weight", 0, dense, 0, s.hidden, s.dense_ff, "dense_down")
   tensor(mlp .. "gate.weight", dense, moe, 0, s.experts, s.hidden, "router")
-  tensor(mlp .. "experts.%d.gate_proj.weight", dense, moe, s.experts, s.expert_ff, s.hidden, "up", 0, "a")
-  tensor(mlp .. "experts.%d.up_proj.weight", dense, moe, s.experts, s.expert_ff, s.hidden, "up", s.expert_ff, "b")
+  tensor(mlp .. "experts.%d.gate_proj.weight", dense, moe, s.experts, s.expert_ff, s.hidden, "up")
+  tensor(mlp .. "experts.%d.up_proj.weight", dense, moe, s.experts, s.expert_ff, s.hidden, "up", s.expert_ff)
   tensor(mlp .. "experts.%d.down_proj.weight", dense, moe, s.experts, s.hidden, s.expert_ff, "down")
   return list
 end
@@ -235,40 +235,40 @@ function M.config(m)
     mlp[i + 1] = kind.mlp == "dense" and "dense" or "sparse"
   end
   local list = {}
-  local function must(path, kind, value, or_path)
-    list[#list + 1] = { path = path, or_path = or_path, type = kind, value = value, required = true }
+  local function must(path, value, or_path)
+    list[#list + 1] = { path = path, or_path = or_path, value = value, required = true }
   end
-  local function may(path, kind, value)
-    list[#list + 1] = { path = path, type = kind, value = value, required = false }
+  local function may(path, value)
+    list[#list + 1] = { path = path, value = value, required = false }
   end
-  must("model_type", "string", "cohere2_moe")
-  must("hidden_size", "int", s.hidden)
-  must("num_hidden_layers", "int", s.layers)
-  must("num_attention_heads", "int", s.heads)
-  must("num_key_value_heads", "int", s.kv_heads)
-  must("head_dim", "int", s.head_dim)
-  must("intermediate_size", "int", s.expert_ff)
-  must("prefix_dense_intermediate_size", "int", s.dense_ff)
-  must("first_k_dense_replace", "int", s.dense_layers)
-  must("num_experts", "int", s.experts)
-  must("num_experts_per_tok", "int", s.experts_per_token)
-  must("vocab_size", "int", s.vocab)
-  must("sliding_window", "int", s.sliding_window)
-  must("rope_theta", "number", s.rope_theta, "rope_parameters.rope_theta")
-  must("rms_norm_eps", "number", s.norm_eps)                                       -- its presence selects RMSNorm
-  must("logit_scale", "number", s.logit_scale)
-  must("norm_topk_prob", "bool", false)
-  must("expert_selection_fn", "string", "sigmoid")
-  may("num_shared_experts", "int", 0)
-  may("attention_bias", "bool", false)
-  may("use_qk_norm", "bool", false)
-  may("use_parallel_block", "bool", true)
-  may("tie_word_embeddings", "bool", true)
-  may("hidden_act", "string", "silu")
-  may("rope_parameters.rope_type", "string", "default")
-  may("rope_scaling.rope_type", "string", "default")
-  may("layer_types", "strings", attention)
-  may("mlp_layer_types", "strings", mlp)
+  must("model_type", "cohere2_moe")
+  must("hidden_size", s.hidden)
+  must("num_hidden_layers", s.layers)
+  must("num_attention_heads", s.heads)
+  must("num_key_value_heads", s.kv_heads)
+  must("head_dim", s.head_dim)
+  must("intermediate_size", s.expert_ff)
+  must("prefix_dense_intermediate_size", s.dense_ff)
+  must("first_k_dense_replace", s.dense_layers)
+  must("num_experts", s.experts)
+  must("num_experts_per_tok", s.experts_per_token)
+  must("vocab_size", s.vocab)
+  must("sliding_window", s.sliding_window)
+  must("rope_theta", s.rope_theta, "rope_parameters.rope_theta")
+  must("rms_norm_eps", s.norm_eps)                                       -- its presence selects RMSNorm
+  must("logit_scale", s.logit_scale)
+  must("norm_topk_prob", false)
+  must("expert_selection_fn", "sigmoid")
+  may("num_shared_experts", 0)
+  may("attention_bias", false)
+  may("use_qk_norm", false)
+  may("use_parallel_block", true)
+  may("tie_word_embeddings", true)
+  may("hidden_act", "silu")
+  may("rope_parameters.rope_type", "default")
+  may("rope_scaling.rope_type", "default")
+  may("layer_types", attention)
+  may("mlp_layer_types", mlp)
   return list
 end
 

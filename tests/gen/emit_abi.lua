@@ -21,6 +21,9 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_RING_STAGES 4
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 1024
+#define NMK_SHARED_REST_BYTES 43136
+#define NMK_THREADS 384
+#define NMK_ROLES 4
 #define NMK_COUNTERS 2
 #define NMK_TICKETS 1
 #define NMK_ARENA_BYTES 1024
@@ -42,6 +45,11 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_COLUMN_ADJUSTS 16
 #define NMK_COLUMN_LOGPROBS 32
 #define NMK_SEEN_PROMPT 1073741824
+#define NMK_HANG_TASK_MASK 4095
+#define NMK_HANG_SM_SHIFT 12
+#define NMK_HANG_SM_MASK 255
+#define NMK_HANG_ROLE_SHIFT 20
+#define NMK_HANG_ROLE_MASK 3
 #define NMK_FULL_LAYERS 1
 #define NMK_HEAD_DIM 128
 #define NMK_KV_HEADS 1

@@ -61,7 +61,7 @@ const nmk_array nmk_arrays[] = {
 const int nmk_array_count = 1;
 
 const nmk_tensor nmk_tensors[] = {
-    {"model.%d.%d", "b", 2, 0, 2, 3, 8, 256, 0, 8},
+    {"model.%d.%d", 2, 0, 2, 3, 8, 256, 0, 8},
 };
 const int nmk_tensor_count = 1;
 
@@ -72,9 +72,9 @@ const nmk_buffer nmk_buffers[] = {
 const int nmk_buffer_count = 2;
 
 const nmk_config nmk_configs[] = {
-    {"model_type", NULL, "string", "\"small\"", 1},
-    {"theta", "rope.theta", "number", "50000", 1},
-    {"kinds", NULL, "strings", "[\"a\",\"b\"]", 0},
+    {"model_type", NULL, "\"small\"", 1},
+    {"theta", "rope.theta", "50000", 1},
+    {"kinds", NULL, "[\"a\",\"b\"]", 0},
 };
 const int nmk_config_count = 3;
 

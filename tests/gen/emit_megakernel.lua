@@ -21,9 +21,10 @@ help:
 ]],
 }
 
+-- Without what the generator asserts at the end, which a case of its own checks.
 local function emitted(ctx)
   local text = megakernel.text(ctx)
-  return text:sub(text:find('#line 1 "templates/prelude.cuh"', 1, true), -1)
+  return text:sub(text:find('#line 1 "templates/prelude.cuh"', 1, true), text:find("static_assert(WARPS", 1, true) - 1)
 end
 
 -- Without the generated file's own line numbers, which the next case checks.
@@ -231,6 +232,29 @@ do
   t.case("a target's variant takes the section's place", store_of("sm_90a"),
     '#line 18 "templates/ops/add.cu"\nDEVICE void store(Storer &c, const Task &t);')
   t.case("other targets take the section", store_of("sm_100a"):match("^[^\n]*"), '#line 16 "templates/ops/add.cu"')
+end
+
+do
+  local text = megakernel.text(ctx)
+  t.case("the kernel has what the generator counted with", text:sub(text:find("static_assert(WARPS", 1, true), -1), [[
+static_assert(WARPS_COMPUTE == 8 && WARPS_ALL * 32 == NMK_THREADS, "the warps of a block");
+static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memory beside the ring");
+]])
+  -- Numbers that a template spells out must be those of emit/abi.lua.
+  local function refused(name, path, from, to, want)
+    local file = assert(io.open(path, "rb"))
+    local whole = file:read("a")
+    file:close()
+    local at, after = whole:find(from, 1, true)
+    local changed = { [path] = whole:sub(1, at - 1) .. to .. whole:sub(after + 1) }
+    local ok, why = pcall(megakernel.text, t.context(setmetatable(changed, { __index = TEMPLATES })))
+    t.case(name, ok and "accepted" or why, want)
+  end
+  refused("other registers", "templates/megakernel.cu", "setmaxnreg.inc.sync.aligned.u32 200;",
+    "setmaxnreg.inc.sync.aligned.u32 208;", "templates/megakernel.cu: setmaxnreg.inc 208: emit/abi.lua has 200")
+  refused("another word of a hang", "templates/prelude.cuh", "role << 20 | blockIdx.x << 12 | task",
+    "role << 24 | blockIdx.x << 16 | task",
+    "templates/prelude.cuh: a hang's word has the SM at bit 16, the role at 24: emit/abi.lua differs")
 end
 
 t.done()

@@ -98,9 +98,9 @@ local FAMILY = {
   end,
   config = function()
     return {
-      { path = "model_type", type = "string", value = "small", required = true },
-      { path = "theta", or_path = "rope.theta", type = "number", value = 50000.0, required = true },
-      { path = "kinds", type = "strings", value = { "a", "b" }, required = false },
+      { path = "model_type", value = "small", required = true },
+      { path = "theta", or_path = "rope.theta", value = 50000.0, required = true },
+      { path = "kinds", value = { "a", "b" }, required = false },
     }
   end,
 }
@@ -135,7 +135,7 @@ function M.graph()
     arrays = { { name = "w", layer0 = 0, layers = 2, experts = 3, rows = 16, cols = 256, layout = "gate_up", kib = 8,
       layer_kib = 24, expert_kib = 8 } },
     tensors = { { name = "model.%d.%d", layer0 = 0, layers = 2, experts = 3, rows = 8, cols = 256, dims = 2,
-      array = "w", row0 = 8, part = "b" } },
+      array = "w", row0 = 8 } },
     arena_bytes = 1024, weights_kib = 56, counters = 2,
     lists = {
       [0] = { add(first, 0, 0, 2), task(finish, 0, finish.fields, wait), add(second, 0, 0, 2, wait) },

@@ -87,13 +87,13 @@ local function find(path)
   return node and node.value ~= "null" and node or nil
 end
 local function agrees(node, want)
-  if want.type == "strings" then
+  if type(want.value) == "table" then
     for i, value in ipairs(want.value) do
       if not node.items[i] or node.items[i].value ~= value then return false end
     end
     return #node.items == #want.value
   end
-  if want.type == "int" or want.type == "number" then return tonumber(node.value) == want.value end
+  if type(want.value) == "number" then return tonumber(node.value) == want.value end
   return node.value == tostring(want.value)
 end
 for _, want in ipairs(family.config(model)) do

@@ -49,7 +49,7 @@ mistake("rule that fails", FAMILY, 's.dense_layers < s.layers', 's.dense_layers 
   { "LINE:1: rules: dense_layers: attempt to compare number with nil" })
 mistake("layout", FAMILY, 's.heads * s.head_dim, "rows")', 's.heads * s.head_dim, "row")',
   { "<function M.arrays>:1: arrays[4]: layout 'row' is unknown, did you mean 'rows'?" })
-mistake("tensor rows", FAMILY, 's.hidden, "qkv", q, "k")', 's.hidden, "qkv", q + 1, "k")',
+mistake("tensor rows", FAMILY, 's.hidden, "qkv", q)', 's.hidden, "qkv", q + 1)',
   { "<function M.tensors>:1: array 'qkv': layer 0 has 1280 rows, and tensors do not fill row 1024 just once" })
 mistake("tensor array", FAMILY, 's.hidden, q, "o")', 's.hidden, q, "oo")',
   { "<function M.tensors>:1: tensor model.layers.%d.self_attn.o_proj.weight: unknown array 'oo', did you mean 'o'?",
@@ -62,7 +62,7 @@ mistake("weights of another form", FAMILY, 'weights = from("o")', 'weights = { w
   { "<function M.block>:1: block(0).o_proj: weights: weight_kib: expected { array = name, layer = }" })
 mistake("node key", FAMILY, '{ op = "residual", tiles', '{ op = "residual", tile',
   { "<function M.block>:1: block(0).residual: unknown key 'tile', did you mean 'tiles'?" })
-mistake("function fails", FAMILY, 'list[#list + 1] = { path = path, type', 'list.x.y = { path = path, type',
+mistake("function fails", FAMILY, 'list[#list + 1] = { path = path, value', 'list.x.y = { path = path, value',
   { "LINE:1: config: attempt to index a nil value (field 'x')" })
 
 mistake("target key", TARGET, "regs:", "registers:",

@@ -6,13 +6,13 @@
 #include "weights_helper.h"
 
 static const nmk_config facts[] = {
-    {"model_type", NULL, "string", "\"tiny\"", 1},
-    {"hidden_size", NULL, "int", "256", 1},
-    {"rope_theta", "rope_parameters.rope_theta", "number", "50000.0", 1},
-    {"rms_norm_eps", NULL, "number", "1e-06", 1},
-    {"norm_topk_prob", NULL, "bool", "false", 1},
-    {"attention_bias", NULL, "bool", "false", 0},
-    {"layer_types", NULL, "strings", "[\"full\",\"sliding\",\"full\"]", 0},
+    {"model_type", NULL, "\"tiny\"", 1},
+    {"hidden_size", NULL, "256", 1},
+    {"rope_theta", "rope_parameters.rope_theta", "50000.0", 1},
+    {"rms_norm_eps", NULL, "1e-06", 1},
+    {"norm_topk_prob", NULL, "false", 1},
+    {"attention_bias", NULL, "false", 0},
+    {"layer_types", NULL, "[\"full\",\"sliding\",\"full\"]", 0},
 };
 enum { FACTS = sizeof facts / sizeof *facts };
 

@@ -290,7 +290,7 @@ static CUresult launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigne
     (void)y, (void)z, (void)by, (void)bz, (void)s, (void)extra;
     module_function(&step, NULL, "nmk_step");
     if (f != step) return 0;
-    assert(x == NMK_SMS && bx == 384 && smem_bytes == NMK_SMEM_BYTES);
+    assert(x == NMK_SMS && bx == NMK_THREADS && smem_bytes == NMK_SMEM_BYTES);
     memcpy(&add_work(STEP)->params, params[0], sizeof(nmk_params));
     if (++queued_steps > most_queued_steps) most_queued_steps = queued_steps;
     return 0;

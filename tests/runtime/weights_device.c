@@ -120,10 +120,10 @@ static const nmk_array arrays[] = {
     {"norm", NMK_LAYOUT_VECTOR, 0, 1, 0, 1, 24, 139368, 1, 1},
 };
 static const nmk_tensor tensors[] = {
-    {"a", "", 2, 0, 1, 0, 49168, 768, 0, 0},
-    {"b", "", 1, 0, 1, 0, 1, 24, 2, 0},
-    {"c", "b", 2, 0, 1, 0, 32808, 512, 1, 32808},
-    {"d", "a", 2, 0, 1, 0, 32808, 512, 1, 0},
+    {"a", 2, 0, 1, 0, 49168, 768, 0, 0},
+    {"b", 1, 0, 1, 0, 1, 24, 2, 0},
+    {"c", 2, 0, 1, 0, 32808, 512, 1, 32808},
+    {"d", 2, 0, 1, 0, 32808, 512, 1, 0},
 };
 static const nmk_weight_tables cut_tables = {arrays, 3, tensors, 4};
 enum { CUT_KIB = 139369 };

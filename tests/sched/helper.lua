@@ -84,8 +84,8 @@ function M.custom(texts, layers, buffers, sms)
   for i = 1, #layers[1] do order[i] = "wave" .. i end
   local function none() return {} end
   local family = {
-    name = "custom", buffers = function() return buffers end, values = none, front = none, back = none,
-    arrays = none, tensors = none,
+    name = "custom", buffers = function() return buffers end, values = function() return { kv_heads = 0 } end,
+    front = none, back = none, arrays = none, tensors = none,
     block = function(layer)
       local block = {}
       for i, node in ipairs(layers[layer + 1]) do block["wave" .. i] = node end

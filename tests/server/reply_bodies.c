@@ -153,8 +153,6 @@ static void other_streams(void) {
          "data: " HEAD("text_completion") "{\"index\":0,\"text\":\"x\"" TAIL "data: " HEAD(
              "text_completion") "{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"stop\"}]}\n\n");
     nmk_stream_free(&s);
-    nmk_stream_keep_alive(&b);
-    same("keep-alive", &b, ": keep-alive\n\n");
 }
 
 static void whole(void) {

@@ -12,11 +12,12 @@ enum { MOST = 512 };
 /* What was submitted; by its id - 1. */
 static nmk_batch_request submitted[MOST];
 static atomic_int submits, cancels;
-static _Atomic bool full, lost;
+static atomic_int waiting;
+static _Atomic bool lost;
 
 int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nmk_err *e) {
     (void)b;
-    if (full || lost) return nmk_fail(e, "the queue is full");
+    if (lost) return nmk_fail(e, "the engine is lost");
     submitted[submits] = *rq;
     *id = (uint64_t)submits + 1;
     submits++;
@@ -27,7 +28,7 @@ void nmk_batch_cancel(nmk_batch *b, uint64_t id) { (void)b, (void)id, cancels++;
 
 void nmk_batch_read_stats(nmk_batch *b, nmk_batch_stats *s) {
     (void)b;
-    *s = (nmk_batch_stats){.lost = lost, .waiting = full ? 1024 : 0};
+    *s = (nmk_batch_stats){.lost = lost, .waiting = waiting};
 }
 
 /* ---------------------------------------------------------------- */
@@ -549,6 +550,23 @@ static void test_keys(nmk_api_options o) {
         reply r = reply_read(fd[i]);
         reply_free(&r);
     }
+
+    /* One runs, one waits here, and the engine is lost. */
+    for (int i = 0; i < 2; i++) {
+        fd[i] = request_open(nmk_http_port(h), "POST", TEXT, fields[0], "{\"prompt\":\"x\"}");
+        for (int k = 0; k < 2000 && !i && submits < id; k++) usleep(1000);
+    }
+    usleep(100000);
+    lost = true;
+    end(id, NMK_BATCH_FAILED, "the engine is lost");
+    for (int i = 0; i < 2; i++) {
+        reply r = reply_read(fd[i]);
+        check(r.status == (i ? 503 : 500) &&
+                  !strcmp(text_at(r.json, "error.code"), i ? "engine_restarting" : "engine_failed"),
+              i ? "who waits learns that the engine is lost" : "and who ran", "%s", r.raw.data);
+        reply_free(&r);
+    }
+    lost = false;
     nmk_http_drain(h, 0);
     pthread_join(thread, NULL);
     nmk_api_stop(api);
@@ -577,13 +595,20 @@ static void test_failures(void) {
     check(cancels > before, "the other answer is cancelled", "it is not");
     reply_free(&r);
 
-    full = true;
-    r = post(port, CHAT, "{\"stream\":true," ASK "}");
-    check(r.status == 503 && strstr(r.raw.data, "Retry-After: ") &&
+    /* Rows that are preempted wait too: room for those is left. */
+    waiting = NMK_BATCH_WAITING - NMK_ROWS - 2;
+    before = submits;
+    r = post(port, CHAT, "{\"n\":3,\"stream\":true," ASK "}");
+    check(r.status == 503 && strstr(r.raw.data, "Retry-After: ") && submits == before &&
               !strcmp(text_at(r.json, "error.code"), "overloaded"),
-          "a full queue", "%s", r.raw.data);
+          "a full queue takes no part of a request", "%d submitted: %s", submits - before, r.raw.data);
     reply_free(&r);
-    full = false;
+    fd = begin(TEXT, "{\"n\":2,\"prompt\":[7]}", before + 2);
+    for (int i = 0; i < 2; i++) end(++id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    check(r.status == 200, "what just fits is taken", "%s", r.raw.data);
+    reply_free(&r);
+    waiting = 0;
     fd = begin(CHAT, "{" ASK "}", ++id);
     int streamed = begin(CHAT, "{\"stream\":true," ASK "}", ++id);
     lost = true;

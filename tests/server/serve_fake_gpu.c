@@ -235,11 +235,32 @@ static void test_guard(void) {
     nmk_buf_free(&log);
 }
 
+/* Where memory holds no sequence of max_len, a request that leaves its length open still has a place. */
+static void test_little_memory(void) {
+    const char *more[8];
+    memcpy(more, arguments, sizeof arguments);
+    more[5] = "--gpu-memory-utilization", more[6] = "0.03", more[7] = NULL;
+    server s = server_run(more, 20);
+    reply r = get(s.port, "/v1/models");
+    int most = int_at(r.json, "data.0.max_model_len");
+    check(most >= 64 && most < 4096 && most % 64 == 0, "the context is what the pages hold", "%s", r.body);
+    reply_free(&r);
+    char *body = xasprintf("{\"temperature\":0,\"max_tokens\":%d,\"prompt\":[5,6,7]}", INT_MAX);
+    r = post(s.port, "/v1/completions", body);
+    check(r.status == 200 && int_at(r.json, "usage.total_tokens") == most, "an answer that fills it", "%d %s", r.status,
+          r.body);
+    reply_free(&r), free(body);
+    int rc = server_end(&s, SIGTERM, 10000);
+    check(rc == 0, "ends with little memory", "exit %d", rc);
+    close(s.log);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1) return program(argc, argv);
     test_restart();
     test_signal();
     test_guard();
+    test_little_memory();
     nmk_buf said = {0};
     int rc = start((const char *const[]){NULL}, false, &said);
     check(rc == 0, "starts and ends", "exit %d: %s", rc, said.data);

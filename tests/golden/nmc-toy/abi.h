@@ -12,6 +12,9 @@
 #define NMK_RING_STAGES 12
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 232448
+#define NMK_SHARED_REST_BYTES 35072
+#define NMK_THREADS 384
+#define NMK_ROLES 4
 #define NMK_COUNTERS 38
 #define NMK_TICKETS 5
 #define NMK_ARENA_BYTES 1719552
@@ -36,6 +39,11 @@
 #define NMK_COLUMN_ADJUSTS 16
 #define NMK_COLUMN_LOGPROBS 32
 #define NMK_SEEN_PROMPT 1073741824
+#define NMK_HANG_TASK_MASK 4095
+#define NMK_HANG_SM_SHIFT 12
+#define NMK_HANG_SM_MASK 255
+#define NMK_HANG_ROLE_SHIFT 20
+#define NMK_HANG_ROLE_MASK 3
 #define NMK_ATTN_UNITS 256
 #define NMK_DENSE_FF 512
 #define NMK_EPS 1e-06f
@@ -244,7 +252,7 @@ typedef struct nmk_tops {
     int32_t id[20]; /* the most likely tokens, best first */
     float logprob[20];
 } nmk_tops;
-/* A wait that did not end. word: 0, or 1 << 31 | role << 20 | sm << 12 | task. */
+/* A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     uint32_t word;
     int32_t counter;
@@ -267,7 +275,7 @@ typedef struct nmk_params {
     uint64_t out; /* i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1 */
     uint64_t tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
     uint64_t adjust; /* struct nmk_adjust [slot][vocab] */
-    uint64_t hang; /* struct nmk_hang [NMK_SMS][4 roles] in mapped host memory: each role's first wait for a counter */
+    uint64_t hang; /* struct nmk_hang [NMK_SMS][NMK_ROLES] in mapped host memory: a role's first wait for a counter */
     uint64_t abort; /* u32: the word of a wait that was given up */
     uint64_t trace; /* 0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task */
     int32_t epoch; /* 1, 2, ...: steps since the counters were zeroed */
@@ -364,7 +372,6 @@ typedef struct nmk_array {
 /* A checkpoint tensor; one per layer (and expert) where the name has %d. Rows go to row0 of its array. */
 typedef struct nmk_tensor {
     const char *name;
-    const char *part;
     int32_t dims; /* 1: a vector */
     int32_t layer0;
     int32_t layers;
@@ -385,7 +392,6 @@ typedef struct nmk_buffer {
 typedef struct nmk_config {
     const char *path;
     const char *or_path; /* where the same fact may stand instead; NULL: nowhere */
-    const char *type; /* int, number, bool, string or strings */
     const char *value;
     int32_t required; /* absence is a mistake */
 } nmk_config;
@@ -417,7 +423,7 @@ extern const int nmk_config_count;
 extern const nmk_field nmk_fields[];
 extern const int nmk_field_count;
 extern const char *const nmk_opcode_names[NMK_OPCODES];
-extern const char *const nmk_role_names[4];
+extern const char *const nmk_role_names[NMK_ROLES];
 extern const char *const nmk_counter_names[]; /* the node that signals it, NMK_COUNTERS names */
 
 #endif

@@ -8,6 +8,9 @@
 #define NMK_RING_STAGES 12
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 232448
+#define NMK_SHARED_REST_BYTES 35072
+#define NMK_THREADS 384
+#define NMK_ROLES 4
 #define NMK_COUNTERS 38
 #define NMK_TICKETS 5
 #define NMK_ARENA_BYTES 1719552
@@ -32,6 +35,11 @@
 #define NMK_COLUMN_ADJUSTS 16
 #define NMK_COLUMN_LOGPROBS 32
 #define NMK_SEEN_PROMPT 1073741824
+#define NMK_HANG_TASK_MASK 4095
+#define NMK_HANG_SM_SHIFT 12
+#define NMK_HANG_SM_MASK 255
+#define NMK_HANG_ROLE_SHIFT 20
+#define NMK_HANG_ROLE_MASK 3
 #define NMK_ATTN_UNITS 256
 #define NMK_DENSE_FF 512
 #define NMK_EPS 1e-06f
@@ -240,7 +248,7 @@ typedef struct nmk_tops {
     int id[20]; /* the most likely tokens, best first */
     float logprob[20];
 } nmk_tops;
-/* A wait that did not end. word: 0, or 1 << 31 | role << 20 | sm << 12 | task. */
+/* A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     unsigned int word;
     int counter;
@@ -263,7 +271,7 @@ typedef struct nmk_params {
     unsigned long long out; /* i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1 */
     unsigned long long tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
     unsigned long long adjust; /* struct nmk_adjust [slot][vocab] */
-    unsigned long long hang; /* struct nmk_hang [NMK_SMS][4 roles] in mapped host memory: each role's first wait for a counter */
+    unsigned long long hang; /* struct nmk_hang [NMK_SMS][NMK_ROLES] in mapped host memory: a role's first wait for a counter */
     unsigned long long abort; /* u32: the word of a wait that was given up */
     unsigned long long trace; /* 0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task */
     int epoch; /* 1, 2, ...: steps since the counters were zeroed */
@@ -688,3 +696,5 @@ compute_done:;
 ... templates/megakernel.cu
 ... templates/packed.h
 ... templates/pack.cu
+static_assert(WARPS_COMPUTE == 8 && WARPS_ALL * 32 == NMK_THREADS, "the warps of a block");
+static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memory beside the ring");
