@@ -2,9 +2,10 @@
  *
  * Everything for people goes to stderr.  Exit 0: drained after a signal.  1: it failed.  2: wrong flags.
  *
- * A GPU that failed does nothing more for this process: after a CUDA error of a kernel neither a reset nor a new context
- * helps.  So the program executes itself, with the same arguments and the socket that listens; whoever connects meanwhile
- * waits there.  The environment carries the socket's number and how often that happened without a step between. */
+ * A GPU that failed does nothing more for this process: after a CUDA error of a kernel neither a reset nor a new
+ * context helps.  So the program executes itself, with the same arguments and the socket that listens; whoever connects
+ * meanwhile waits there.  The environment carries the socket's number and how often that happened without a step
+ * between. */
 #include <assert.h>
 #include <ctype.h>
 #include <dirent.h>
@@ -346,8 +347,8 @@ static void close_on_exec_but(int kept) {
     if (d) closedir(d);
 }
 
-/* Returns only if it fails.  Nothing is closed or joined first: a thread that waits for a silent GPU never ends, and all
- * threads end here. */
+/* Returns only if it fails.  Nothing is closed or joined first: a thread that waits for a silent GPU never ends, and
+ * all threads end here. */
 static int start_again(const settings *s, int listener, bool stepped, const char *why, nmk_err *e) {
     char number[2][16];
     int restarts = stepped ? 1 : s->restarts + 1;

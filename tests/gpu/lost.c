@@ -1,5 +1,5 @@
-/* A CUDA error: the engine says that it is lost, stays so, and closes without waiting for a GPU that does nothing more for
- * this process.  What nmk-serve makes of that: restart.sh.  Skips itself without a GPU. */
+/* A CUDA error: the engine says that it is lost, stays so, and closes without waiting for a GPU that does nothing more
+ * for this process.  What nmk-serve makes of that: restart.sh.  Skips itself without a GPU. */
 #include "helper.h"
 
 #define NAME "a lost engine (" NMK_MODEL ")"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# nmk-serve when its GPU is lost: it starts again at the same port and gives the same answers.  The toy's kernel traps here
-# when a sequence has FATAL tokens to go.
+# nmk-serve when its GPU is lost: it starts again at the same port and gives the same answers.  The toy's kernel traps
+# here when a sequence has FATAL tokens to go.
 cd "$(dirname "$0")/../.." || exit 2
 FATAL=77
 serve=build/nmc-toy/nmk-serve
@@ -42,7 +42,7 @@ ask() {
 }
 # complete TOKENS
 complete() {
-  ask POST /v1/completions "{\"temperature\": 0, \"ignore_eos\": true, \"max_tokens\": $1, \"prompt\": [1, 3, 6, 100, 200]}"
+  ask POST /v1/completions "{\"temperature\": 0, \"ignore_eos\": true, \"max_tokens\": $1, \"prompt\": [1, 3, 6, 100]}"
 }
 status() { head -n 1 <<<"$1" | cut -d ' ' -f 2; }
 text() { grep -o '"text":"[^"]*"' <<<"$1"; }

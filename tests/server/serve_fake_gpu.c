@@ -1,4 +1,4 @@
-/* nmk-serve on a GPU made up of host memory: the start as one with a GPU reads it, as text, as JSON and on a terminal, and
+/* nmk-serve on a GPU made up of host memory: the start as one with a GPU reads it, as text, as JSON and on a terminal;
  * what it says when the weights do not fit; and how it starts again when the GPU is lost. */
 #define _GNU_SOURCE
 #include <fcntl.h>
