@@ -51,9 +51,9 @@ int nmk_engine_get_control(nmk_engine *engine, nmk_control *control, nmk_err *e)
 /* Queues one step; `live` columns choose the in-flight cap. */
 int nmk_engine_queue_step(nmk_engine *engine, int live, uint64_t *number, nmk_err *e);
 
-/* Waits for a step and points *out at its NMK_COLUMNS tokens (-1: not sampled), good for NMK_OUT_RING steps.  A hang (the
- * kernel's record, or an output that is not written or below -1) is described and cleared: counters, tickets and epoch
- * start again, queued steps are gone. */
+/* Waits for a step and points *out at its NMK_COLUMNS tokens (-1: not sampled), good for NMK_OUT_RING steps.  A hang
+ * (the kernel's record, or an output that is not written or below -1) is described and cleared: counters, tickets and
+ * epoch start again, queued steps are gone. */
 int nmk_engine_wait_step(nmk_engine *engine, uint64_t number, const int32_t **out, nmk_err *e);
 
 /* Of a step waited for and a column that asked for them, as long as its tokens are good. */
@@ -63,8 +63,8 @@ void nmk_engine_logprobs(const nmk_engine *engine, uint64_t number, int column, 
 /* Sets columns (NULL: leaves them), runs one step, copies its tokens (out may be NULL). */
 int nmk_engine_step(nmk_engine *engine, const nmk_column *column, int32_t out[NMK_COLUMNS], nmk_err *e);
 
-/* For after a step that did not run to its end: counters, tickets, epoch and the record of a hang start again from zero.
- * Waits for what is queued. */
+/* For after a step that did not run to its end: counters, tickets, epoch and the record of a hang start again from
+ * zero.  Waits for what is queued. */
 int nmk_engine_restart(nmk_engine *engine, nmk_err *e);
 
 /* `count` steps queued back to back; ms[count] (or NULL) gets each step's time from the end of the one before,

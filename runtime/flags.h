@@ -24,7 +24,8 @@ typedef struct {
 /* One line a flag, its text from column `width` + 3. */
 void nmk_flags_print(const nmk_flags *flags, FILE *f, int width);
 
-/* Gives every flag of the command line to set(); value is NULL for a flag that takes none.  Ends at the first mistake. */
+/* Gives every flag of the command line to set(); value is NULL for a flag that takes none.  Ends at the first
+ * mistake. */
 int nmk_flags_read(const nmk_flags *flags, int argc, char **argv,
                    int (*set)(void *user, const char *name, const char *value), void *user);
 

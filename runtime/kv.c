@@ -252,7 +252,8 @@ int nmk_kv_find(nmk_kv *kv, int row, const int32_t *tokens, int count, const uin
     if (r->private) return start * size;
     int parent = parent_of(kv, row), end = start, whole = 0; /* from entry `whole` on all sliding pages are there */
     bool slides = kv->shape.sliding_layers > 0;
-    /* the chain, and how much of it has the sliding pages that going on behind it needs; below `start` the row has them */
+    /* the chain, and how much of it has the sliding pages that going on behind it needs; below `start` the row has
+     * them */
     int32_t *chain = xmalloc(sizeof *chain * (size_t)(kv->stride + 1));
     for (int p = start; p < kv->stride && (p + 1) * size <= count; p++) {
         const int32_t *t = tokens + (size_t)p * (size_t)size;

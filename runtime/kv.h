@@ -16,15 +16,16 @@
  * with the same tokens.
  *
  * The cache.  A kept full page knows its parent, the page before it, so a chain of pages stands for a whole prefix; a
- * kept sliding page belongs to the full page of the same tokens.  A row may go on at a position if the full pages of all
- * tokens before it and the sliding pages of its window are there; the sliding pages further back may be gone.  A page is
- * found by a hash, but only equal tokens, an equal parent and, of a first page, an equal salt count.  Pages are compared
- * by how they were computed too: `fed` says how many of its first tokens came in chunks of a prompt, the others having
- * been decoded one by one.  Those two ways round differently, so parent, tokens and fed together fix a page's bits.
+ * kept sliding page belongs to the full page of the same tokens.  A row may go on at a position if the full pages of
+ * all tokens before it and the sliding pages of its window are there; the sliding pages further back may be gone.  A
+ * page is found by a hash, but only equal tokens, an equal parent and, of a first page, an equal salt count.  Pages are
+ * compared by how they were computed too: `fed` says how many of its first tokens came in chunks of a prompt, the
+ * others having been decoded one by one.  Those two ways round differently, so parent, tokens and fed together fix a
+ * page's bits.
  *
- * Pages that no row holds go by age when others are needed.  A row holds all full pages of its prefix and gives them back
- * from its end, so a chain goes from its end too; sliding pages are given back as the window passes them, so those of
- * the last window of a sequence, which its continuation needs, are the youngest.
+ * Pages that no row holds go by age when others are needed.  A row holds all full pages of its prefix and gives them
+ * back from its end, so a chain goes from its end too; sliding pages are given back as the window passes them, so those
+ * of the last window of a sequence, which its continuation needs, are the youngest.
  *
  * A model without full layers has full pages of no bytes: they carry the chains. */
 #ifndef NMK_KV_H

@@ -17,8 +17,8 @@ typedef struct {
     bool open; /* the terminal's last line is not ended */
 } nmk_bar;
 
-/* An nmk_options.progress; bar is the nmk_bar.  A line for every 10 % that took a second, and after 5 s without one: what
- * is loaded in a moment says nothing. */
+/* An nmk_options.progress; bar is the nmk_bar.  A line for every 10 % that took a second, and after 5 s without one:
+ * what is loaded in a moment says nothing. */
 void nmk_bar_show(void *bar, nmk_phase phase, uint64_t done, uint64_t total);
 
 /* After opening, and before anything else is printed.  It may have stopped half-way. */

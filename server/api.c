@@ -18,8 +18,8 @@
 
 /* The kernel gives a hang up after 2 s. */
 enum { STALL_MS = 20000 };
-/* More than that is told to come again: sequences that wait for a row, bytes of bodies that wait for the worker.  Rows that
- * lose their pages wait too, so the batch has room for all that is let in. */
+/* More than that is told to come again: sequences that wait for a row, bytes of bodies that wait for the worker.  Rows
+ * that lose their pages wait too, so the batch has room for all that is let in. */
 enum { MOST_WAITING = NMK_BATCH_WAITING - NMK_ROWS, MOST_TODO_BYTES = 256 << 20 };
 
 typedef struct choice choice;

@@ -4,13 +4,13 @@
  * queue, the ids and cancel marks of running requests, the statistics, what the engine can hold.  Callbacks run without
  * it.
  *
- * A sequence is its prompt and what was generated; `at` is its next position that no queued step computes.  Positions of
- * the prompt are fed in chunks.  The others are decoded: a column that samples is moved on by the machine itself, so the
- * host writes a column only when it changes hands, and may queue many steps before it reads a token.  A row that leaves
- * such a column rests until the host has read all its tokens; then it can go on in any column.  Positions whose tokens
- * are known already (after a preemption) are decoded without sampling, in a column that the host writes for each step:
- * so keys and values get the bits that they had.  While prompts are fed the host stays FEED_AHEAD steps ahead, which
- * makes one step of rest.
+ * A sequence is its prompt and what was generated; `at` is its next position that no queued step computes.  Positions
+ * of the prompt are fed in chunks.  The others are decoded: a column that samples is moved on by the machine itself, so
+ * the host writes a column only when it changes hands, and may queue many steps before it reads a token.  A row that
+ * leaves such a column rests until the host has read all its tokens; then it can go on in any column.  Positions whose
+ * tokens are known already (after a preemption) are decoded without sampling, in a column that the host writes for each
+ * step: so keys and values get the bits that they had.  While prompts are fed the host stays FEED_AHEAD steps ahead,
+ * which makes one step of rest.
  *
  * Pages: a step is queued when all its positions have pages, and changed table entries are queued before it.  An ended
  * or preempted row costs nothing more than its column in steps that are queued already: those write pages that it held,
@@ -250,7 +250,8 @@ static void tell_end(nmk_batch *b, request *r, nmk_batch_end end, const char *me
     free_request(r);
 }
 
-/* Its column is taken back at the next step boundary.  Preempted, it goes to the queue at once, for whoever cancels it. */
+/* Its column is taken back at the next step boundary.  Preempted, it goes to the queue at once, for whoever cancels
+ * it. */
 static void leave_row(nmk_batch *b, request *r, bool preempted) {
     int slot = slot_of(b, r);
     if (r->column >= 0) b->on[r->column] = NULL;

@@ -7,23 +7,23 @@
  *
  * The cache: full pages of prompts and of generated tokens stay, and a request whose prompt begins with the same tokens
  * (and has the same salt) goes on behind them, also while the one that computed them runs.  The last token of a prompt
- * is always computed.  A prompt that is being fed jumps ahead when pages that it needs are there meanwhile, and one that
- * shares its next page with a prompt being fed waits for that.
+ * is always computed.  A prompt that is being fed jumps ahead when pages that it needs are there meanwhile, and one
+ * that shares its next page with a prompt being fed waits for that.
  *
- * Guaranteed: a request's tokens depend on its prompt and sampler alone, bit for bit, whatever else runs and whenever it
- * came, with one exception: pages of tokens that another request generated.  Tokens decoded one by one and tokens fed as
- * a prompt give the same keys and values up to rounding only, and now and then a token differs.  A request that is
- * `exact` uses no such pages and knows no exception.  (A prompt is always cut at multiples of NMK_COLUMNS / 2 positions,
- * its last token apart; nmk_engine_generate cuts at NMK_COLUMNS: for longer prompts its bits differ.)
+ * Guaranteed: a request's tokens depend on its prompt and sampler alone, bit for bit, whatever else runs and whenever
+ * it came, with one exception: pages of tokens that another request generated.  Tokens decoded one by one and tokens
+ * fed as a prompt give the same keys and values up to rounding only, and now and then a token differs.  A request that
+ * is `exact` uses no such pages and knows no exception.  (A prompt is always cut at multiples of NMK_COLUMNS / 2
+ * positions, its last token apart; nmk_engine_generate cuts at NMK_COLUMNS: for longer prompts its bits differ.)
  *
  * Pages are taken as rows grow, not for max_tokens ahead.  When none is left, cached ones go, the longest unused first;
  * then the row that started last goes back to the head of the queue.  Later it computes what it lost in the way it did
  * at first, so its text is the same, bit for bit, and goes on where it was.
  *
- * The queue: clients take turns.  A request that comes joins the next round in which its client has none yet, and rounds
- * are served in order, each in the order in which its requests came.  A request for which there is no room holds up all
- * behind it, so nobody is overtaken for ever; room is what its prompt takes beside what the running rows still need for
- * theirs.  Prompts are fed in the order in which requests start.
+ * The queue: clients take turns.  A request that comes joins the next round in which its client has none yet, and
+ * rounds are served in order, each in the order in which its requests came.  A request for which there is no room holds
+ * up all behind it, so nobody is overtaken for ever; room is what its prompt takes beside what the running rows still
+ * need for theirs.  Prompts are fed in the order in which requests start.
  *
  * A hang fails what runs, and the engine goes on; nothing that was cached is used any more.  When the engine is lost
  * altogether everything ends, and nothing is taken any more: no other engine can be opened on that GPU in this process.

@@ -4,8 +4,8 @@
  *   {"time":"2026-11-29T21:10:43.123Z","level":"info","message":"request finished","id":12,"status":200,"ttft_ms":41.2}
  *
  * An event has a fixed message and fields; what differs goes into fields.  No field ever holds a prompt, an answer or a
- * key.  A line is one write, so lines of several threads do not mix.  A field that does not fit is left out.  A line that
- * the pipe or terminal has no room for is lost, and counted in a later one. */
+ * key.  A line is one write, so lines of several threads do not mix.  A field that does not fit is left out.  A line
+ * that the pipe or terminal has no room for is lost, and counted in a later one. */
 #ifndef NMK_SERVER_LOG_H
 #define NMK_SERVER_LOG_H
 

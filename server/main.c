@@ -444,6 +444,9 @@ static void print_banner(const settings *s, const nmk_stats *t, const texts *x, 
     if (s->max_rows > nmk_rows)
         fprintf(f, "  note      --max-num-seqs %lld: this program decodes %d at once, the others wait\n",
                 (long long)s->max_rows, nmk_rows);
+    if (s->max_len > t->max_len)
+        fprintf(f, "  note      --max-model-len %lld: the memory for keys and values holds no more than %d tokens\n",
+                (long long)s->max_len, t->max_len);
     fprintf(f, "  keys      %s\n", s->keys ? "needed" : "none");
     nmk_buf_free(&defaults);
 }

@@ -1,5 +1,5 @@
-/* Counters and histograms as Prometheus reads them, under the names that dashboards made for vLLM look for.  Only what is
- * known here is written: no name with a made-up value.  For one thread. */
+/* Counters and histograms as Prometheus reads them, under the names that dashboards made for vLLM look for.  Only what
+ * is known here is written: no name with a made-up value.  For one thread. */
 #ifndef NMK_SERVER_METRICS_H
 #define NMK_SERVER_METRICS_H
 

@@ -55,8 +55,8 @@ typedef struct {
  *
  * As with vLLM every generated token counts, once and in order: those of reasoning and of calls, markers, those that a
  * stop string is made of, and the stop id at the end.  So there are as many as usage.completion_tokens; only
- * include_reasoning = false takes those of the reasoning out.  A token whose text is held back (a character in parts, what may
- * begin a stop string, a citation) goes with the chunk that ends its text, or with the finish chunk. */
+ * include_reasoning = false takes those of the reasoning out.  A token whose text is held back (a character in parts,
+ * what may begin a stop string, a citation) goes with the chunk that ends its text, or with the finish chunk. */
 typedef struct {
     int32_t token;
     size_t text_offset;  /* characters of text before it; only /v1/completions tells it */

@@ -24,8 +24,8 @@ else
   echo "not ok - clang-format: these lines are laid out otherwise (clang-format -i FILE)" && failed=1
 fi
 
-# What these two do not look at: no line over 120 columns, no tab, no space at the end.
-if grep -rnE '.{121,}|	| +$' templates specs; then
+# What these two do not look at, CUDA and comments in C: no line over 120 columns, no tab, no space at the end.
+if grep -rnE '.{121,}|	| +$' templates specs gen runtime server examples/chat; then
   echo "not ok - layout: over 120 columns, a tab, or a space at the end" && failed=1
 else
   echo "ok - layout"

@@ -1,7 +1,8 @@
 /* nmk-chat: a chat in the terminal with any server that speaks OpenAI's /v1/chat/completions.
  *
- * One file on libcurl and json-c, made to be read and taken apart.  An answer is printed as it is streamed; reasoning is
- * dimmed (and left out where stdout is no terminal), tool calls are named.  Ctrl-C stops an answer and keeps what came.
+ * One file on libcurl and json-c, made to be read and taken apart.  An answer is printed as it is streamed; reasoning
+ * is dimmed (and left out where stdout is no terminal), tool calls are named.  Ctrl-C stops an answer and keeps what
+ * came.
  *
  * Exit 0: answered.  1: it failed.  2: wrong flags.  130: stopped by Ctrl-C. */
 #define _GNU_SOURCE

@@ -237,10 +237,13 @@ static void test_guard(void) {
 
 /* Where memory holds no sequence of max_len, a request that leaves its length open still has a place. */
 static void test_little_memory(void) {
-    const char *more[8];
+    const char *more[10];
     memcpy(more, arguments, sizeof arguments);
-    more[5] = "--gpu-memory-utilization", more[6] = "0.03", more[7] = NULL;
+    more[5] = "--gpu-memory-utilization", more[6] = "0.03", more[7] = "--max-model-len", more[8] = "4096",
+    more[9] = NULL;
     server s = server_run(more, 20);
+    check(count_in_log(&s, "  note      --max-model-len 4096: the memory for keys and values holds no more than ") == 1,
+          "less context than asked for is said", "it is not");
     reply r = get(s.port, "/v1/models");
     int most = int_at(r.json, "data.0.max_model_len");
     check(most >= 64 && most < 4096 && most % 64 == 0, "the context is what the pages hold", "%s", r.body);
