@@ -41,7 +41,6 @@ typedef struct {
     CUevent step_done[EVENTS];
     uint64_t steps; /* queued */
     staging small, large;
-    bool silent; /* it does not answer: a call that waits for it may never return */
 } gpu_machine;
 
 static gpu_machine *of(nmk_machine *m) { return (gpu_machine *)m; }
@@ -66,6 +65,7 @@ static void close_staging(staging *s) {
 static void gpu_close(nmk_machine *m) {
     gpu_machine *g = of(m);
     if (!g) return;
+    /* After an error every call fails, and on a silent GPU it may never return: the rest goes with the process. */
     if (g->gpu.context && !m->lost) {
         if (g->stream) nmk_cuda.cuStreamSynchronize(g->stream);
         for (int i = 0; i < EVENTS; i++)
@@ -78,9 +78,6 @@ static void gpu_close(nmk_machine *m) {
         if (g->stream) nmk_cuda.cuStreamDestroy(g->stream);
         nmk_gpu_close(&g->gpu);
     }
-    /* After an error every call but this fails.  The context goes, with all that was allocated in it, so that another
-     * engine finds room. */
-    if (g->gpu.context && m->lost && !g->silent) nmk_gpu_close(&g->gpu);
     nmk_jit_result_free(&m->kernel);
     free(g);
 }
@@ -134,12 +131,11 @@ static uint64_t gpu_free_bytes(nmk_machine *m) {
 
 /* Sleeps between looks, so that a waiting host leaves its core to others; gives up on a GPU that is silent. */
 static int wait_event(nmk_machine *m, CUevent event, nmk_err *e) {
-    gpu_machine *g = of(m);
     uint64_t start_ns = nmk_now_ns();
     CUresult r;
     while ((r = nmk_cuda.cuEventQuery(event)) == CUDA_ERROR_NOT_READY) {
         if (nmk_now_ns() - start_ns > (uint64_t)LOST_S * 1000000000u) {
-            m->lost = g->silent = true;
+            m->lost = true;
             return nmk_fail(e, "%s: no answer for %d s; the engine is lost", m->name, LOST_S);
         }
         nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);

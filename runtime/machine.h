@@ -20,7 +20,7 @@ struct nmk_machine {
     const struct nmk_machine_calls *calls;
     char name[128]; /* for users */
     bool on_gpu;
-    bool lost;                          /* nothing works any more: not even giving memory back */
+    bool lost;                          /* nothing works any more in this process: not even giving memory back */
     int most_ahead;                     /* steps worth queueing */
     uint64_t memory_bytes, taken_bytes; /* in all; given out by alloc so far */
     int sms;                            /* of the GPU */

@@ -67,8 +67,8 @@ enum { NMK_TOP_LOGPROBS = 20 }; /* most alternatives to a token */
 
 /* How tokens are drawn.  Applied in vLLM's order: bias, penalties, temperature, min_p, top_k, top_p; each of the last
  * three keeps the most likely tokens, top_p by the mass of those that the other two left.  Tokens
- * whose distances from the best one, in logits, differ by less than one part in 2^19 stay or go together.  Zeroed: greedy,
- * everything off. */
+ * whose distances from the best one, in logits, differ by less than one part in 2^19 stay or go together.  Zeroed:
+ * greedy, everything off. */
 typedef struct {
     float temperature;                         /* 0: greedy; top_k, top_p and min_p then change nothing */
     uint64_t seed;                             /* same seed, same text, whatever else is in the batch */

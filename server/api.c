@@ -231,6 +231,12 @@ static void respond_error(nmk_http_response *r, const nmk_api_error *e) {
     nmk_buf_free(&body);
 }
 
+/* No fault of the request: the next process takes it. */
+static int fail_lost(nmk_api_error *e) {
+    return nmk_api_fail(e, 503, NULL, "engine_restarting",
+                        "The engine is lost and the server starts again: send the request again.");
+}
+
 static void send_out(job *j) {
     if (j->r && j->out.length) nmk_http_send(j->r, j->out.data, j->out.length);
     j->out.length = 0;
@@ -697,6 +703,10 @@ static void take_end(choice *c, nmk_batch_end end, const char *message) {
             log_engine(message);
             fail_job(j, NMK_END_ERROR, &e);
             break;
+        case NMK_BATCH_LOST:
+            fail_lost(&e);
+            fail_job(j, NMK_END_ERROR, &e);
+            break;
         }
     unref(j);
     admit(api);
@@ -789,10 +799,6 @@ static choice *next_choice(nmk_api *api) {
     return next;
 }
 
-static void engine_lost(nmk_api_error *e) {
-    nmk_api_fail(e, 503, NULL, "engine_lost", "The engine is lost: the server has to be started again.");
-}
-
 /* Gives the batch what it may have. */
 static void admit(nmk_api *api) {
     while (api->queue && (!api->o.max_rows || api->submitted < api->o.max_rows)) {
@@ -807,7 +813,7 @@ static void admit(nmk_api *api) {
         }
         nmk_batch_read_stats(api->o.batch, &stats);
         if (stats.lost)
-            engine_lost(&e);
+            fail_lost(&e);
         else /* it will never fit: no reason to try again */
             nmk_api_fail(&e, 400, NULL, "invalid_value", "The request cannot be taken: %s", why.text);
         fail_job(c->job, NMK_END_ERROR, &e);
@@ -877,7 +883,7 @@ static void start(job *j) {
     /* all of its answers or none */
     if (stats.lost || stats.waiting + api->queued + j->prompt_count * j->q.sampling.n > MOST_WAITING) {
         if (stats.lost)
-            engine_lost(&e);
+            fail_lost(&e);
         else
             nmk_api_fail(&e, 503, NULL, "overloaded", "Too many requests are waiting.");
         respond_error(take_response(j), &e);
@@ -941,15 +947,12 @@ static void reply_health(nmk_api *api, nmk_http_response *r) {
     nmk_batch_stats s;
     nmk_batch_read_stats(api->o.batch, &s);
     uint64_t since = s.last_step_ms > api->busy_since_ms ? s.last_step_ms : api->busy_since_ms, now = now_ms();
-    if (!s.ready) since = api->busy_since_ms = now; /* what waits has its time from when it can go on */
     uint64_t still_ms = api->submitted && now > since ? now - since : 0;
     bool stalled = still_ms > (uint64_t)api->o.stall_ms;
     if (stalled != api->stalled) log_stall(stalled, &s, api->queued, still_ms);
     api->stalled = stalled;
     if (s.lost)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_lost", "The engine is lost.");
-    else if (!s.ready)
-        nmk_http_respond_error(r, 503, NULL, NULL, "engine_not_ready", "The engine is being opened anew.");
     else if (stalled)
         nmk_http_respond_error(r, 503, NULL, NULL, "engine_stalled", "No step for %llu s while %d sequences run.",
                                (unsigned long long)still_ms / 1000, s.running);

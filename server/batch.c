@@ -32,9 +32,7 @@ enum {
     HALVES = 2,              /* a chunk takes the first columns of a half: where it stands changes no sum */
     FEED_AHEAD = 2,
     RECORDS = 64,
-    PAGE = NMK_PAGE_TOKENS,
-    MOST_LOSSES = 3, /* in a row */
-    REOPEN_WAIT_S = 1
+    PAGE = NMK_PAGE_TOKENS
 };
 _Static_assert(NMK_COLUMNS % HALVES == 0 && CHUNK > 0, "halves");
 _Static_assert(PAGE % CHUNK == 0, "a page begins with a chunk");
@@ -65,7 +63,7 @@ struct request {
 };
 
 struct nmk_batch {
-    nmk_engine *engine; /* NULL: lost, and closed */
+    nmk_engine *engine; /* what it can hold never changes, and other threads read that */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -78,17 +76,13 @@ struct nmk_batch {
     uint64_t last_id;
     uint64_t turn; /* the latest that was served */
     nmk_batch_stats stats;
-    struct {
-        int max_len, vocab, pages[2];
-        nmk_kv_shape shape;
-    } holds; /* the engine */
-    nmk_batch_reopen_fn reopen;
-    void *reopen_user;
+    nmk_batch_lost_fn on_lost;
+    void *lost_user;
+    nmk_err why; /* it is lost */
     /* of the thread */
     request *on[NMK_COLUMNS]; /* decodes in this column, as of the last queued step */
     bool idle[NMK_COLUMNS];   /* the machine's column is known to be inactive after that step */
     int feed_half;
-    int losses;      /* without a step since */
     uint64_t starts; /* requests that got a row */
     uint64_t plans;  /* steps planned */
     uint64_t done;   /* steps read; engine->steps - done are in flight */
@@ -302,17 +296,6 @@ static void end_running(nmk_batch *b, nmk_batch_end end, const char *message) {
 
 /* ---- failures ---- */
 
-static void take_engine(nmk_batch *b, nmk_engine *g) {
-    b->engine = g, b->done = g->steps;
-    memset(b->idle, 0, sizeof b->idle);
-    memset(&b->refused, 0, sizeof b->refused);
-    pthread_mutex_lock(&b->lock);
-    b->holds.max_len = g->max_len, b->holds.vocab = g->vocab, b->holds.shape = g->kv.shape;
-    memcpy(b->holds.pages, g->kv.pages, sizeof b->holds.pages);
-    b->stats.kv_used = 0;
-    pthread_mutex_unlock(&b->lock);
-}
-
 /* Columns idle, no stop ids: those are compared here. */
 static int clear_control(nmk_batch *b, nmk_err *e) {
     nmk_control control = {0};
@@ -321,41 +304,20 @@ static int clear_control(nmk_batch *b, nmk_err *e) {
     return m->calls->enter(m, e) || nmk_engine_set_control(b->engine, &control, e) ? -1 : 0;
 }
 
-/* True: the batch closes. */
-static bool pause_s(nmk_batch *b, int seconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += seconds;
+/* Once, whichever comes first: the loss or who wants to know of it. */
+static void tell_lost(nmk_batch *b) {
     pthread_mutex_lock(&b->lock);
-    while (!b->closing && pthread_cond_timedwait(&b->wake, &b->lock, &until) == 0) {}
-    bool closing = b->closing;
+    nmk_batch_lost_fn on_lost = b->stats.lost ? b->on_lost : NULL;
+    if (on_lost) b->on_lost = NULL;
     pthread_mutex_unlock(&b->lock);
-    return closing;
+    if (on_lost) on_lost(b->lost_user, b->why.text);
 }
 
-/* Another engine in place of the lost one, or the batch is lost and everything that waits is told so. */
-static void replace_engine(nmk_batch *b, const nmk_err *why) {
-    nmk_err e = *why;
-    while (b->reopen && ++b->losses <= MOST_LOSSES) {
-        nmk_engine *g = NULL;
-        nmk_engine_close(b->engine);
-        b->engine = NULL;
-        if (b->losses > 1 && pause_s(b, REOPEN_WAIT_S)) return;
-        e.text[0] = 0;
-        if (b->reopen(b->reopen_user, &g, &e)) continue;
-        assert(g->steps_ahead <= RECORDS);
-        take_engine(b, g);
-        if (clear_control(b, &e)) continue;
-        pthread_mutex_lock(&b->lock);
-        b->stats.ready = true, b->stats.rebuilds++;
-        pthread_mutex_unlock(&b->lock);
-        return;
-    }
+static void lose(nmk_batch *b, const nmk_err *why) {
     pthread_mutex_lock(&b->lock);
-    b->stats.lost = true;
+    if (!b->stats.lost) b->stats.lost = true, b->why = *why;
     pthread_mutex_unlock(&b->lock);
-    if (b->reopen) nmk_fail_in(&e, "the engine is lost, and opening it anew failed");
-    end_waiting(b, NMK_BATCH_FAILED, e.text);
+    tell_lost(b);
 }
 
 /* What a request computed may be no numbers, and 0 times that is none either: so its pages are zeroed. */
@@ -373,13 +335,13 @@ static void fail(nmk_batch *b, const nmk_err *why) {
     bool lost = strstr(why->text, "the engine is lost") || m->lost || m->calls->wait_all(m, &second);
     b->done = b->engine->steps;
     memset(b->idle, 0, sizeof b->idle);
-    pthread_mutex_lock(&b->lock);
-    if (lost) b->stats.ready = false;
-    pthread_mutex_unlock(&b->lock);
+    if (lost) lose(b, why); /* before anybody hears of it and asks again */
     for (int s = 0; s < NMK_COLUMNS; s++)
         if (b->row[s] && fail_request(b, b->row[s], why->text, lost, &second)) lost = true;
     nmk_kv_forget(&b->engine->kv);
-    if (lost) replace_engine(b, why);
+    if (!lost) return;
+    lose(b, why);
+    end_waiting(b, NMK_BATCH_LOST, why->text);
 }
 
 /* ---- joining and leaving ---- */
@@ -427,7 +389,6 @@ static bool begin(nmk_batch *b, request *r, int slot) {
 
 /* The head of the queue has a row, if there is room for it.  Nobody overtakes it. */
 static bool join_one(nmk_batch *b) {
-    const nmk_kv *kv = &b->engine->kv;
     int slot = free_slot(b);
     pthread_mutex_lock(&b->lock);
     request *r = b->first;
@@ -435,21 +396,13 @@ static bool join_one(nmk_batch *b) {
     if (!r || slot < 0) return false;
     if (r->id == b->refused.id && spare(b, 0) <= b->refused.spare[0] && spare(b, 1) <= b->refused.spare[1])
         return false;
-    /* it did fit the engine of its time */
-    bool too_large = end_of(r) + 1 > b->engine->max_len || !fits(&kv->shape, kv->pages, end_of(r) + 1);
-    if (!too_large && !begin(b, r, slot)) return false;
+    if (!begin(b, r, slot)) return false;
     pthread_mutex_lock(&b->lock);
     take_from_queue(b, r);
     if (r->turn > b->turn) b->turn = r->turn;
-    if (!too_large) {
-        b->row[slot] = r, b->stats.running++;
-        if (!r->started) b->stats.cache_queries += (uint64_t)r->rq.prompt_tokens;
-    }
+    b->row[slot] = r, b->stats.running++;
+    if (!r->started) b->stats.cache_queries += (uint64_t)r->rq.prompt_tokens;
     pthread_mutex_unlock(&b->lock);
-    if (too_large) {
-        tell_end(b, r, NMK_BATCH_FAILED, "the engine was opened anew, and has too little memory for this request now");
-        return true;
-    }
     r->since = b->plans, r->moves = false;
     count_prompt(b, r, true);
     if (!r->started) r->started = ++b->starts;
@@ -701,7 +654,6 @@ static int read_step(nmk_batch *b, nmk_err *e) {
     const int32_t *out;
     int rc = 0;
     if (nmk_engine_wait_step(b->engine, b->done, &out, e)) return -1;
-    b->losses = 0;
     int record = (int)(b->done++ % RECORDS), tokens = 0;
     request *of[NMK_COLUMNS] = {0};
     for (int c = 0; c < NMK_COLUMNS; c++)
@@ -762,17 +714,16 @@ static void *run(void *argument) {
         nmk_fail_in(&e, "the engine is lost");
         fail(b, &e);
     }
-    for (;;) {
+    while (!b->stats.lost) {
         pthread_mutex_lock(&b->lock);
-        while (!b->closing && !b->first && !b->stats.running && !b->cancels &&
-               (!b->engine || b->done == b->engine->steps))
+        while (!b->closing && !b->first && !b->stats.running && !b->cancels && b->done == b->engine->steps)
             pthread_cond_wait(&b->wake, &b->lock);
         bool closing = b->closing;
         pthread_mutex_unlock(&b->lock);
         if (closing) break;
         leave_cancelled(b);
         e.text[0] = 0;
-        if (b->engine && turn(b, &e)) fail(b, &e);
+        if (turn(b, &e)) fail(b, &e);
     }
     end_running(b, NMK_BATCH_CANCEL, NULL);
     end_waiting(b, NMK_BATCH_CANCEL, NULL);
@@ -785,10 +736,9 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
     nmk_batch *b = xcalloc(1, sizeof *b);
     assert(engine->steps_ahead <= RECORDS);
     b->most_waiting = most_waiting > 0 ? most_waiting : NMK_BATCH_WAITING;
-    b->stats.ready = true;
+    b->engine = engine, b->done = engine->steps;
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->wake, NULL);
-    take_engine(b, engine);
     int rc = pthread_create(&b->thread, NULL, run, b);
     if (rc) {
         pthread_cond_destroy(&b->wake), pthread_mutex_destroy(&b->lock);
@@ -799,28 +749,29 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
     return 0;
 }
 
-void nmk_batch_set_reopen(nmk_batch *b, nmk_batch_reopen_fn reopen, void *user) {
+void nmk_batch_set_on_lost(nmk_batch *b, nmk_batch_lost_fn on_lost, void *user) {
     pthread_mutex_lock(&b->lock);
-    b->reopen = reopen, b->reopen_user = user;
+    b->on_lost = on_lost, b->lost_user = user;
     pthread_mutex_unlock(&b->lock);
+    tell_lost(b);
 }
 
-/* Call with the lock. */
 static int check_request(const nmk_batch *b, const nmk_batch_request *rq, nmk_err *e) {
     if (rq->prompt_tokens < 1) return nmk_fail(e, "the prompt is empty");
     if (rq->max_tokens < 1) return nmk_fail(e, "max_tokens is %d, at least 1 is needed", rq->max_tokens);
     if (rq->min_tokens < 0) return nmk_fail(e, "min_tokens is %d, expected 0 or more", rq->min_tokens);
     int64_t tokens = (int64_t)rq->prompt_tokens + rq->max_tokens;
-    if (tokens > b->holds.max_len)
+    const nmk_engine *g = b->engine;
+    if (tokens > g->max_len)
         return nmk_fail(e, "%d tokens of prompt and %d of answer: the context holds %d", rq->prompt_tokens,
-                        rq->max_tokens, b->holds.max_len);
-    if (!fits(&b->holds.shape, b->holds.pages, (int)tokens))
+                        rq->max_tokens, g->max_len);
+    if (!fits(&g->kv.shape, g->kv.pages, (int)tokens))
         return nmk_fail(e, "%d tokens of prompt and %d of answer: there is not so much memory for keys and values",
                         rq->prompt_tokens, rq->max_tokens);
-    if (nmk_sampler_check(&rq->sampler, b->holds.vocab, e)) return -1;
+    if (nmk_sampler_check(&rq->sampler, g->vocab, e)) return -1;
     for (int i = 0; i < rq->prompt_tokens; i++)
-        if (rq->prompt[i] < 0 || rq->prompt[i] >= b->holds.vocab)
-            return nmk_fail(e, "token %d is not in 0 to %d", rq->prompt[i], b->holds.vocab - 1);
+        if (rq->prompt[i] < 0 || rq->prompt[i] >= g->vocab)
+            return nmk_fail(e, "token %d is not in 0 to %d", rq->prompt[i], g->vocab - 1);
     return 0;
 }
 

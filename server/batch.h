@@ -25,9 +25,8 @@
  * up all behind it, so nobody is overtaken for ever; room is what its prompt takes beside what the running rows still
  * need for theirs.  Prompts are fed in the order in which requests start.
  *
- * A hang fails what runs, and the engine goes on.  When it is lost altogether and nmk_batch_set_reopen gave a way to
- * open another, requests that wait keep waiting for that one.  After a failure nothing that was cached is used any
- * more.
+ * A hang fails what runs, and the engine goes on; nothing that was cached is used any more.  When the engine is lost
+ * altogether everything ends, and nothing is taken any more: no other engine can be opened on that GPU in this process.
  *
  * Knows tokens, no text; knows no HTTP.
  *
@@ -50,7 +49,8 @@ typedef enum {
     NMK_BATCH_STOP,   /* a stop id; it is the last token given */
     NMK_BATCH_LENGTH, /* max_tokens */
     NMK_BATCH_CANCEL,
-    NMK_BATCH_FAILED /* message says why; the engine goes on with others if it can */
+    NMK_BATCH_FAILED, /* message says why; the engine goes on with others if it can */
+    NMK_BATCH_LOST    /* the engine was lost while the request waited; message says why */
 } nmk_batch_end;
 
 typedef struct {
@@ -68,7 +68,7 @@ typedef struct {
     void (*on_start)(void *user, int cached_tokens);
     /* may be NULL; logprobs is good during the call, NULL if not asked for */
     void (*on_token)(void *user, int32_t token, const nmk_logprobs *logprobs);
-    /* message: of NMK_BATCH_FAILED, else NULL */
+    /* message: of NMK_BATCH_FAILED and NMK_BATCH_LOST, else NULL */
     void (*on_end)(void *user, nmk_batch_end end, const char *message);
 } nmk_batch_request;
 
@@ -77,26 +77,25 @@ typedef struct {
     /* ever: submitted, fed or found in the cache, sampled for a request, read, ended so */
     uint64_t requests, prompt_tokens, tokens, steps, failed, cancelled;
     uint64_t cache_queries, cache_hits; /* tokens of prompts: that started; of these, found in the cache */
-    uint64_t preemptions, rebuilds;
+    uint64_t preemptions;
     uint64_t last_step_ms; /* monotonic time of the last finished step; 0: none */
     double kv_used;        /* part of the memory for keys and values that running requests hold, 0 to 1 */
-    bool ready;            /* false while the engine is opened anew, and when it is lost */
-    bool lost;             /* for good: nothing is taken any more */
+    bool lost;             /* nothing is taken any more */
 } nmk_batch_stats;
 
 /* Takes over the engine (closed by nmk_batch_close), if it succeeds.  most_waiting: requests that may queue beside
  * those that run; 0: NMK_BATCH_WAITING. */
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e);
 
-/* How a lost engine is replaced: reopen is called on the batch's thread, the lost one being closed.  Without progress
- * after three calls the batch is lost for good.  Before the first submit. */
-typedef int (*nmk_batch_reopen_fn)(void *user, nmk_engine **engine, nmk_err *e);
-void nmk_batch_set_reopen(nmk_batch *batch, nmk_batch_reopen_fn reopen, void *user);
+/* Called once when the engine is lost, before requests end for it, on the batch's thread; here if it is lost already.
+ * Before the first submit. */
+typedef void (*nmk_batch_lost_fn)(void *user, const char *why);
+void nmk_batch_set_on_lost(nmk_batch *batch, nmk_batch_lost_fn on_lost, void *user);
 
 /* *id is never 0, and is set before the first callback.  -1: the queue is full, the batch is closing or lost, or the
  * request cannot fit; no callback then. */
 int nmk_batch_submit(nmk_batch *batch, const nmk_batch_request *request, uint64_t *id, nmk_err *e);
-/* The request ends within a step, if it has not ended before; or when the engine that is being opened is there. */
+/* The request ends within a step, if it has not ended before. */
 void nmk_batch_cancel(nmk_batch *batch, uint64_t id);
 
 void nmk_batch_read_stats(nmk_batch *batch, nmk_batch_stats *stats);

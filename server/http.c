@@ -115,7 +115,7 @@ struct nmk_http {
     bool draining;
     uint64_t cut_ns;
     int cut;
-    atomic_bool woken, drain_asked;
+    atomic_bool woken, drain_asked, leaves;
     atomic_int drain_ms;
 
     pthread_mutex_t lock; /* of what follows */
@@ -176,11 +176,11 @@ static void response_free(nmk_http_response *r) {
 }
 
 static void listen_on(nmk_http *h, bool on) {
-    if (h->listener < 0 || h->listening == on) return;
+    h->listen_again_ns = NEVER;
+    if (h->draining || h->listening == on) return;
     struct epoll_event ev = {.events = on ? EPOLLIN : 0, .data.ptr = &h->listener};
     epoll_ctl(h->epoll, EPOLL_CTL_MOD, h->listener, &ev);
     h->listening = on;
-    h->listen_again_ns = NEVER;
 }
 
 /* Closes now, whatever is not written.  The response that was under way hears of it. */
@@ -205,7 +205,7 @@ static void drop(nmk_http *h, conn *c) {
     c->out_used = 0;
     c->next_dead = h->dead;
     h->dead = c;
-    if (!h->draining) listen_on(h, true);
+    listen_on(h, true);
 }
 
 /* The last answer is out. */
@@ -855,11 +855,15 @@ static void start_drain(nmk_http *h) {
     int ms = atomic_load(&h->drain_ms);
     h->cut_ns = after(nmk_now_ns(), ms);
     if (h->draining) return;
-    /* Those that are through the handshake have been promised an answer. */
-    accept_all(h);
+    if (atomic_load(&h->leaves)) {
+        epoll_ctl(h->epoll, EPOLL_CTL_DEL, h->listener, NULL);
+    } else {
+        /* Those that are through the handshake have been promised an answer. */
+        accept_all(h);
+        close(h->listener);
+        h->listener = -1;
+    }
     h->draining = true;
-    if (h->listener >= 0) close(h->listener);
-    h->listener = -1;
     for (uint32_t i = 0; i < h->slot_count; i++) {
         conn *c = h->slots[i];
         if (!c || !is_idle(c)) continue;
@@ -909,7 +913,7 @@ static void turn(nmk_http *h, struct epoll_event *events, int n) {
             if (c->state != DEAD) mark(h, c);
         }
     }
-    if (accepting && h->listener >= 0) accept_all(h);
+    if (accepting && !h->draining) accept_all(h);
     run_posts(h);
     if (atomic_exchange(&h->woken, false) && h->cb.on_wake) h->cb.on_wake(h->ctx);
     if (atomic_exchange(&h->drain_asked, false)) start_drain(h);
@@ -977,6 +981,17 @@ void nmk_http_drain(nmk_http *h, int deadline_ms) {
     kick(h);
 }
 
+void nmk_http_leave(nmk_http *h, int deadline_ms) {
+    atomic_store(&h->leaves, true);
+    nmk_http_drain(h, deadline_ms);
+}
+
+int nmk_http_take_listener(nmk_http *h) {
+    int fd = h->listener;
+    h->listener = -1;
+    return fd;
+}
+
 /* ---------------------------------------------------------------- open, close */
 
 static void defaults(nmk_http_options *o) {
@@ -1027,7 +1042,9 @@ int nmk_http_open(nmk_http **result, const nmk_http_options *o, const nmk_http_c
             goto out;
         }
     }
-    h->listener = nmk_http_listen(h->o.host, h->o.port, h->o.backlog, h->address, sizeof h->address, &h->port, e);
+    h->listener = h->o.listen_fd > 0
+                      ? nmk_http_adopt(h->o.listen_fd, h->address, sizeof h->address, &h->port, e)
+                      : nmk_http_listen(h->o.host, h->o.port, h->o.backlog, h->address, sizeof h->address, &h->port, e);
     if (h->listener < 0) goto out;
     h->epoll = epoll_create1(EPOLL_CLOEXEC);
     h->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

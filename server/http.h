@@ -40,6 +40,7 @@ typedef struct {
 typedef struct {
     const char *host; /* an IPv4 or IPv6 address, or localhost; default 127.0.0.1.  :: takes IPv4 too */
     int port;         /* 0: any free one, see nmk_http_port */
+    int listen_fd;    /* above 0: a socket that listens already, taken over; host and port then say nothing */
     int backlog;
     int max_connections;     /* 1000.  One more gets 503, after the longest idle one was closed in vain */
     size_t max_header_bytes; /* 32 KiB, else 431 (414 when it is the request line) */
@@ -115,6 +116,11 @@ void nmk_http_wake(nmk_http *h);
 /* The same.  Takes no new connection, closes idle ones, lets requests end and cuts what is left after deadline_ms (-1:
  * never).  Again with another deadline: that one counts. */
 void nmk_http_drain(nmk_http *h, int deadline_ms);
+
+/* From any thread: as nmk_http_drain, but the socket goes on to listen, and who connects waits for another program. */
+void nmk_http_leave(nmk_http *h, int deadline_ms);
+/* Not while it runs: the socket that listens, the caller's from now on; -1: it was drained. */
+int nmk_http_take_listener(nmk_http *h);
 
 /* ---------------------------------------------------------------- requests */
 

@@ -10,6 +10,9 @@
 /* A listening, non-blocking socket; its address as text goes into address, its port into *port. */
 int nmk_http_listen(const char *host, int port, int backlog, char *address, size_t size, int *bound, nmk_err *e);
 
+/* The same of a socket that listens already.  Returns fd or -1, closes nothing. */
+int nmk_http_adopt(int fd, char *address, size_t size, int *bound, nmk_err *e);
+
 /* "127.0.0.1:80", "[::1]:80". */
 void nmk_http_address_text(const struct sockaddr_storage *a, char *text, size_t size);
 

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,6 +54,27 @@ static int fail_at(nmk_err *e, const char *what, const char *text) {
     }
 }
 
+static int read_address(int fd, char *address, size_t size, int *bound) {
+    struct sockaddr_storage a;
+    socklen_t a_size = sizeof a;
+    if (getsockname(fd, (struct sockaddr *)&a, &a_size)) return -1;
+    nmk_http_address_text(&a, address, size);
+    *bound =
+        ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
+    return 0;
+}
+
+int nmk_http_adopt(int fd, char *address, size_t size, int *bound, nmk_err *e) {
+    int listens = 0, flags = fcntl(fd, F_GETFL);
+    socklen_t n = sizeof listens;
+    if (flags < 0 || getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &n) || !listens ||
+        read_address(fd, address, size, bound))
+        return nmk_fail(e, "descriptor %d is no socket that listens", fd);
+    if (fcntl(fd, F_SETFL, flags | O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC))
+        return nmk_fail(e, "descriptor %d: fcntl: %s", fd, strerror(errno));
+    return fd;
+}
+
 int nmk_http_listen(const char *host, int port, int backlog, char *address, size_t size, int *bound, nmk_err *e) {
     struct sockaddr_storage a;
     socklen_t a_size = sizeof a;
@@ -76,14 +98,10 @@ int nmk_http_listen(const char *host, int port, int backlog, char *address, size
         fail_at(e, "listen", text);
         goto out;
     }
-    a_size = sizeof a;
-    if (getsockname(fd, (struct sockaddr *)&a, &a_size)) {
+    if (read_address(fd, address, size, bound)) {
         fail_at(e, "getsockname", text);
         goto out;
     }
-    nmk_http_address_text(&a, address, size);
-    *bound =
-        ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
     rc = fd, fd = -1;
 out:
     if (fd >= 0) close(fd);

@@ -1,15 +1,23 @@
 /* nmk-serve: an OpenAI-compatible server for the model this program was built for.
  *
- * Everything for people goes to stderr.  Exit 0: drained after a signal.  1: it failed.  2: wrong flags. */
+ * Everything for people goes to stderr.  Exit 0: drained after a signal.  1: it failed.  2: wrong flags.
+ *
+ * A GPU that failed does nothing more for this process: after a CUDA error of a kernel neither a reset nor a new
+ * context helps.  So the program executes itself, with the same arguments and the socket that listens; whoever connects
+ * meanwhile waits there.  The environment carries the socket's number and how often that happened without a step
+ * between. */
 #include <assert.h>
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "abi.h"
@@ -21,6 +29,9 @@
 #include "progress.h"
 
 enum { MOST_KEYS = 64, MOST_NAMES = 16, CONFIG_BYTES_MAX = 16 << 20 };
+enum { MOST_RESTARTS = 3, LEAVE_MS = 2000 }; /* without a step between; for answers to slow readers */
+
+static const char listen_variable[] = "NMK_LISTEN_FD", restarts_variable[] = "NMK_RESTARTS";
 
 /* ---- flags ---- */
 
@@ -33,6 +44,8 @@ typedef struct {
     nmk_log_level log_level;
     nmk_bar bar; /* lives as long as the options that point to it */
     bool log_json, quiet, no_cache, no_defaults, help, version;
+    char **argv;
+    int listen_fd, restarts; /* from the program that executed this one; 0: none */
 } settings;
 
 static const nmk_flag table[] = {
@@ -44,6 +57,7 @@ static const nmk_flag table[] = {
     {"--max-model-len", "N", "tokens of prompt and answer, such as 32k (the model's, at most 256K)"},
     {"--max-num-seqs", "N", "sequences decoded together, at most as many as generated (that many)"},
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
+    {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in, for trying changes (none)"},
     {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
     {"--generation-config", "auto|vllm", "defaults of requests: generation_config.json, or neutral ones (auto)"},
     {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
@@ -140,6 +154,7 @@ static int set_flag(void *user, const char *name, const char *value) {
     int64_t seed;
     if (!strcmp(name, "--checkpoint")) return s->options.checkpoint = value, 0;
     if (!strcmp(name, "--device")) return s->options.device = value, 0;
+    if (!strcmp(name, "--kernel")) return s->options.kernel = value, 0;
     if (!strcmp(name, "--host")) return s->host = value, 0;
     if (!strcmp(name, "--help")) return s->help = true, 0;
     if (!strcmp(name, "--version")) return s->version = true, 0;
@@ -266,14 +281,14 @@ static void free_texts(texts *t) {
 /* ---- running ---- */
 
 static nmk_http *serving;
+static volatile sig_atomic_t ending, leaving; /* a signal came; the engine is lost */
 
 static void on_signal(int number) {
-    static volatile sig_atomic_t times;
     int saved = errno; /* of what was interrupted */
     (void)number;
-    nmk_log(NMK_LOG_INFO, times ? "ending: requests that run are cut" : "draining: finishing what runs");
-    nmk_http_drain(serving, times ? 0 : -1);
-    times = 1, errno = saved;
+    nmk_log(NMK_LOG_INFO, ending ? "ending: requests that run are cut" : "draining: finishing what runs");
+    nmk_http_drain(serving, ending ? 0 : leaving ? LEAVE_MS : -1);
+    ending = 1, errno = saved;
 }
 
 static void catch_signals(nmk_http *http) {
@@ -291,9 +306,8 @@ static void on_line(void *user, const char *text) {
     nmk_log_end(&line);
 }
 
-/* bar: on a terminal one that is drawn again and again, for as long as nobody else writes there. */
-static int open_engine(nmk_engine **engine, settings *s, bool bar, nmk_err *e) {
-    bool terminal = bar && isatty(STDERR_FILENO) && !s->log_json && s->log_level <= NMK_LOG_INFO;
+static int open_engine(nmk_engine **engine, settings *s, nmk_err *e) {
+    bool terminal = isatty(STDERR_FILENO) && !s->log_json && s->log_level <= NMK_LOG_INFO;
     s->bar = (nmk_bar){.terminal = terminal ? stderr : NULL, .say = on_line};
     s->options.max_len = (int)s->max_len;
     s->options.progress = nmk_bar_show, s->options.progress_user = &s->bar;
@@ -303,15 +317,54 @@ static int open_engine(nmk_engine **engine, settings *s, bool bar, nmk_err *e) {
     return rc;
 }
 
-/* For a batch whose engine is lost. */
-static int reopen(void *user, nmk_engine **engine, nmk_err *e) {
+/* ---- starting again ---- */
+
+/* Takes a number out of the environment; 0: there is none. */
+static int inherited(const char *name) {
+    int64_t number = 0;
+    const char *text = getenv(name);
+    if (text && !nmk_flag_int(text, 1, INT_MAX, NULL, &number)) number = 0;
+    unsetenv(name);
+    return (int)number;
+}
+
+static void on_lost(void *http, const char *why) {
     nmk_log_line line;
-    nmk_log(NMK_LOG_ERROR, "engine lost: opening it again");
-    int rc = open_engine(engine, user, false, e);
-    nmk_log_begin(&line, rc ? NMK_LOG_ERROR : NMK_LOG_WARNING, rc ? "engine not opened again" : "engine opened again");
-    nmk_log_text(&line, "reason", rc ? e->text : NULL);
+    nmk_log_begin(&line, NMK_LOG_ERROR, "engine lost");
+    nmk_log_text(&line, "reason", why);
     nmk_log_end(&line);
-    return rc;
+    leaving = 1;
+    nmk_http_leave(http, LEAVE_MS);
+}
+
+/* Also what others opened, such as the driver. */
+static void close_on_exec_but(int kept) {
+    DIR *d = opendir("/proc/self/fd");
+    for (const struct dirent *entry; d && (entry = readdir(d));) {
+        int fd = atoi(entry->d_name);
+        if (fd > STDERR_FILENO) fcntl(fd, F_SETFD, fd == kept ? 0 : FD_CLOEXEC);
+    }
+    if (d) closedir(d);
+}
+
+/* Returns only if it fails.  Nothing is closed or joined first: a thread that waits for a silent GPU never ends, and
+ * all threads end here. */
+static int start_again(const settings *s, int listener, bool stepped, const char *why, nmk_err *e) {
+    char number[2][16];
+    int restarts = stepped ? 1 : s->restarts + 1;
+    nmk_log_line line;
+    if (restarts > MOST_RESTARTS) return nmk_fail(e, "started again %d times without a step: %.900s", s->restarts, why);
+    nmk_log_begin(&line, NMK_LOG_WARNING, "starting again");
+    nmk_log_int(&line, "restarts", restarts);
+    nmk_log_end(&line);
+    if (restarts > 1) sleep(1); /* it may pass */
+    snprintf(number[0], sizeof number[0], "%d", listener);
+    snprintf(number[1], sizeof number[1], "%d", restarts);
+    close_on_exec_but(listener);
+    if (setenv(listen_variable, number[0], 1) || setenv(restarts_variable, number[1], 1) ||
+        execv("/proc/self/exe", s->argv))
+        nmk_fail(e, "cannot start again: /proc/self/exe: %s", strerror(errno));
+    return -1;
 }
 
 /* ---- what was found, and what it will cost ---- */
@@ -478,22 +531,30 @@ static int serve(settings *s, nmk_err *e) {
     char version[128];
     nmk_http_options http_options = {.host = s->host,
                                      .port = (int)s->port,
+                                     .listen_fd = s->listen_fd,
                                      .api_keys = s->key,
                                      .api_key_count = (unsigned)s->keys,
                                      .cors_origins = origins,
                                      .cors_origin_count = 1,
                                      .routes = nmk_api_routes,
                                      .route_count = nmk_api_route_count};
+    nmk_batch_stats done;
     log_text(NMK_LOG_INFO, "starting", "model", nmk_model_name);
+    if (s->restarts && (!s->options.device || strncmp(s->options.device, "cuda", 4)))
+        s->options.device = "cuda:0"; /* that one was lost; not the CPU in its place */
     if (read_texts(&x, s, e)) goto out;
     /* Before the weights, so that a port that is taken is known at once; who connects by then waits. */
     if (nmk_http_open(&http, &http_options, &nmk_api_callbacks, api, e)) goto out;
-    if (open_engine(&engine, s, true, e)) goto out;
+    if (open_engine(&engine, s, e)) {
+        nmk_err why = *e;
+        if (s->restarts) {
+            log_text(NMK_LOG_ERROR, "engine not opened", "reason", why.text);
+            start_again(s, nmk_http_take_listener(http), false, why.text, e);
+        }
+        goto out;
+    }
     nmk_engine_stats(engine, &stats);
-    if (stats.on_gpu && (!s->options.device || strncmp(s->options.device, "cuda", 4)))
-        s->options.device = "cuda:0"; /* that one again if it is lost, not the CPU */
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
-    nmk_batch_set_reopen(batch, reopen, s);
     engine = NULL;
 
     if (!s->names) s->name[s->names++] = stats.model;
@@ -517,10 +578,16 @@ static int serve(settings *s, nmk_err *e) {
                          .quiet = s->quiet};
     nmk_api_start(api, http, &o);
     catch_signals(http);
+    nmk_batch_set_on_lost(batch, on_lost, http);
     say_ready(s, &stats, &x, http);
     int cut = nmk_http_run(http, e);
     if (cut >= 0) log_cut(cut);
     rc = cut < 0 ? -1 : 0;
+    nmk_batch_read_stats(batch, &done);
+    if (rc == 0 && done.lost) {
+        signal(SIGTERM, SIG_DFL), signal(SIGINT, SIG_DFL); /* one that comes now ends it at once: nobody is left */
+        if (!ending) rc = start_again(s, nmk_http_take_listener(http), done.steps > 0, "the engine is lost", e);
+    }
     nmk_api_stop(api);
 out:
     nmk_batch_close(batch);
@@ -533,7 +600,11 @@ out:
 }
 
 int main(int argc, char **argv) {
-    settings s = {.port = 8000, .log_level = NMK_LOG_INFO};
+    settings s = {.port = 8000,
+                  .log_level = NMK_LOG_INFO,
+                  .argv = argv,
+                  .listen_fd = inherited(listen_variable),
+                  .restarts = inherited(restarts_variable)};
     nmk_err e = {0};
     int rc = read_flags(&s, argc, argv);
     if (rc) return rc;
@@ -543,7 +614,8 @@ int main(int argc, char **argv) {
                (unsigned long long)nmk_hash);
         return 0;
     }
-    signal(SIGPIPE, SIG_IGN); /* stderr may be a pipe that nobody reads any more */
+    if (s.restarts) prctl(PR_SET_NAME, flags.program); /* not "exe" */
+    signal(SIGPIPE, SIG_IGN);                          /* stderr may be a pipe that nobody reads any more */
     nmk_log_setup(s.log_level, s.log_json, STDERR_FILENO);
     if (serve(&s, &e) == 0) return 0;
     if (s.log_json)

@@ -124,9 +124,5 @@ void nmk_metrics_write(const nmk_metrics *m, const nmk_batch_stats *batch, int w
     single("nmk:steps_total", "counter", "Steps of the megakernel.", model, (double)batch->steps, out);
     single("nmk:requests_failed_total", "counter", "Sequences that the engine failed.", model, (double)batch->failed,
            out);
-    single("nmk:engine_rebuilds_total", "counter", "Times that a lost engine was opened anew.", model,
-           (double)batch->rebuilds, out);
-    single("nmk:engine_ready", "gauge", "0 while a lost engine is opened anew, and when it cannot go on.", model,
-           batch->ready, out);
     single("nmk:engine_lost", "gauge", "1 when the engine cannot go on.", model, batch->lost, out);
 }

@@ -234,7 +234,7 @@ static int share(const struct nmk_vm *vm, int sm, int vocab, struct share *mine)
 {
     int column[NMK_COLUMNS], columns = 0;
     for (int n = 0; n < NMK_COLUMNS; n++)
-        if (active(vm, n) && vm->control->column[n].flags & NMK_COLUMN_FILTERS) column[columns++] = n;
+        if (vm->filters & 1u << n) column[columns++] = n;
     if (columns == 0) return 0;
     const int turn = sm % columns, part = sm / columns, parts = (NMK_SMS - turn + columns - 1) / columns;
     mine->column = column[turn], mine->first = vocab / 16 * part / parts * 16;
@@ -630,10 +630,12 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
         s->walk[i] = (struct walk){.sm = i, .help = 0, .parked = -1};
         s->walk[NMK_SMS + i] = (struct walk){.sm = i, .help = 1, .parked = -1};
     }
-    s->awake = 0;
+    s->awake = 0, vm->filters = 0;
     for (int n = 0; n < NMK_COLUMNS; n++) {
         vm->out[n] = -1;
-        if (active(vm, n)) s->awake |= vm->control->column[n].flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS);
+        if (!active(vm, n)) continue;
+        s->awake |= vm->control->column[n].flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS);
+        if (vm->control->column[n].flags & NMK_COLUMN_FILTERS) vm->filters |= 1u << n;
     }
     return vm->threads > 1 ? step_threaded(vm, err, err_len) : step_seeded(vm, err, err_len);
 }

@@ -1,4 +1,4 @@
-/* The cache of pages, preemption, the queue and rebuilding, on a GPU made up of host memory.
+/* The cache of pages, preemption and the queue, on a GPU made up of host memory.
  *
  * That GPU has a memory here: a step writes, for each token, a signature into the pages that the tables name, made of
  * the signature before it in the full pages, of all in the window of the sliding ones, of the token, and of its distance
@@ -521,112 +521,6 @@ static void test_poison(nmk_batch *b, nmk_engine *g) {
     check(run_one_request(b, &many[2]) && many[2].cached == 0, "the next computes all", "%d cached", many[2].cached);
 }
 
-static struct {
-    int calls, refusals; /* of the next calls */
-    nmk_engine *engine;
-    bool ready_inside; /* what statistics say during a call */
-    nmk_batch *batch;
-} reopened;
-
-static int reopen(void *user, nmk_engine **g, nmk_err *e) {
-    (void)user;
-    nmk_batch_stats s;
-    nmk_batch_read_stats(reopened.batch, &s);
-    reopened.ready_inside |= s.ready;
-    __atomic_fetch_add(&reopened.calls, 1, __ATOMIC_SEQ_CST);
-    if (reopened.refusals-- > 0) return nmk_fail(e, "no GPU today");
-    fake.fail = false;
-    int rc = nmk_engine_open(g, &options, e);
-    reopened.engine = *g;
-    return rc;
-}
-
-/* Ten requests, of which eight run; then every event fails. */
-static int lose(nmk_batch *b, int *failed) {
-    nmk_err e = {0};
-    int rc = 0, good = 0;
-    for (int i = 0; i < 10; i++) {
-        fill(&many[i], 50, 100, 120, i < 8 ? 200 : 30);
-        many[i].rq.exact = true;
-        if (i == 0) many[i].hold_at = 1;
-        rc |= submit(b, &many[i], &e);
-        if (i == 0) wait_tokens(&many[0], 1);
-    }
-    go_on(&many[0], 10), wait_tokens(&many[0], 10);
-    fake.fail = true;
-    go_on(&many[0], 0);
-    *failed = 0;
-    for (int i = 0; i < 8; i++)
-        *failed += wait_end(&many[i]) && many[i].ends == 1 && many[i].end == NMK_BATCH_FAILED && says(&many[i], 0, 0) &&
-                   strstr(many[i].message, "the engine is lost");
-    for (int i = 8; i < 10; i++)
-        good += wait_end(&many[i]) && many[i].ends == 1 && many[i].end == NMK_BATCH_LENGTH && says(&many[i], 0, 0);
-    return rc ? -1 : good;
-}
-
-static void test_rebuild(void) {
-    nmk_err e = {0};
-    nmk_engine *g;
-    nmk_batch *b;
-    nmk_batch_stats s;
-    int failed, good;
-    if (!open_batch(&g, &b, 0)) return;
-    nmk_batch_set_reopen(b, reopen, NULL);
-    reopened.batch = b, reopened.calls = reopened.refusals = 0;
-    good = lose(b, &failed);
-    s = quiet(b);
-    check(failed == 8 && good == 2, "a lost engine fails what runs; what waits is served by the next",
-          "%d failed, %d served: %s", failed, good, many[8].message);
-    check(reopened.calls == 1 && s.rebuilds == 1 && s.ready && !s.lost && !reopened.ready_inside,
-          "and meanwhile it is not ready", "%d calls, ready %d, lost %d, inside %d", reopened.calls, s.ready, s.lost,
-          reopened.ready_inside);
-    fill(&many[0], 50, 100, 300, 20);
-    check(run_one_request(b, &many[0]) && many[0].cached == 64, "the new engine has a cache of its own", "%d cached",
-          many[0].cached);
-    check(fake.contexts == 1, "the lost one's memory is given back with its context", "%d contexts", fake.contexts);
-    check_given_back(b, reopened.engine);
-    reopened.calls = 0, reopened.refusals = 2;
-    good = lose(b, &failed);
-    check(failed == 8 && good == 2 && reopened.calls == 3, "twice it does not open, then it does",
-          "%d failed, %d served, %d calls", failed, good, reopened.calls);
-    reopened.calls = 0, reopened.refusals = 100;
-    good = lose(b, &failed);
-    nmk_batch_read_stats(b, &s);
-    check(failed == 8 && good == 0 && reopened.calls == 3 && s.lost && !s.ready && many[9].end == NMK_BATCH_FAILED &&
-              strstr(many[9].message, "no GPU today"),
-          "after three attempts it is lost", "%d failed, %d served, %d calls, lost %d: %s", failed, good,
-          reopened.calls, s.lost, many[9].message);
-    check_message(submit(b, &many[0], &e), &e, "the engine is lost", "for good");
-    nmk_batch_close(b);
-    fake.fail = false;
-}
-
-/* Closing while it is being opened anew ends what waits. */
-static void test_rebuild_close(void) {
-    nmk_err e = {0};
-    nmk_engine *g;
-    nmk_batch *b;
-    if (!open_batch(&g, &b, 0)) return;
-    nmk_batch_set_reopen(b, reopen, NULL);
-    reopened.batch = b, reopened.calls = 0, reopened.refusals = 100;
-    int rc = 0, good = 0;
-    for (int i = 0; i < 10; i++) {
-        fill(&many[i], 0, 0, 10, 100);
-        if (i == 0) many[i].hold_at = 1;
-        rc |= submit(b, &many[i], &e);
-        if (i == 0) wait_tokens(&many[0], 1);
-    }
-    go_on(&many[0], 10), wait_tokens(&many[0], 10);
-    fake.fail = true;
-    go_on(&many[0], 0);
-    for (int i = 0; i < 8; i++) good += wait_end(&many[i]);
-    while (__atomic_load_n(&reopened.calls, __ATOMIC_SEQ_CST) == 0) usleep(1000);
-    nmk_batch_close(b);
-    check(rc == 0 && good == 8 && many[8].ends == 1 && many[9].ends == 1 && many[9].end == NMK_BATCH_CANCEL,
-          "closing does not wait for an engine", "%d, end %d", good, many[9].end);
-    fake.fail = false;
-}
-
 int main(int argc, char **argv) {
     nmk_err e = {0};
     nmk_engine *g;
@@ -650,8 +544,6 @@ int main(int argc, char **argv) {
     test_preempted_chat();
     for (int round = 0; round < 6; round++) test_storm(round);
     test_cancel_anywhen();
-    test_rebuild();
-    test_rebuild_close();
     free(self);
     return failures != 0;
 }

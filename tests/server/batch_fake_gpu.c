@@ -1,4 +1,5 @@
-/* Continuous batching on a GPU made up of host memory: what each step computes, who takes turns, hangs. */
+/* Continuous batching on a GPU made up of host memory: what each step computes, who takes turns, hangs, the loss
+ * of the engine. */
 #include "batch.h"
 
 #include "runtime/fake_gpu.h"
@@ -196,22 +197,55 @@ static void test_hang_at_end(nmk_batch *b) {
     check(rc == 0 && whole && seen_count == 20, "nothing of it stays in the columns", "%d columns", seen_count);
 }
 
+/* Who wants to know when the engine is lost. */
+typedef struct {
+    int times, ended; /* of those that ran or waited, before it was told */
+    char why[1024];
+} mourner;
+
+static void on_lost(void *user, const char *why) {
+    mourner *m = user;
+    pthread_mutex_lock(&clients);
+    m->times++, m->ended = 0;
+    for (int i = 0; i < 10; i++) m->ended += many[i].ends == 1;
+    snprintf(m->why, sizeof m->why, "%s", why);
+    pthread_cond_broadcast(&client_news);
+    pthread_mutex_unlock(&clients);
+}
+
 static void test_lost(nmk_batch *b) {
     nmk_err e = {0};
-    int rc = 0, failed = 0;
+    int rc = 0, failed = 0, waited = 0;
     nmk_batch_stats s;
+    mourner first = {0}, late = {0};
     quiet(b);
-    fake.fail = true;
+    nmk_batch_set_on_lost(b, on_lost, &first);
     for (int i = 0; i < 10; i++) {
         fill(&many[i], i, 50, 100);
-        if (submit(b, &many[i], &e)) many[i].ends = 1, many[i].end = NMK_BATCH_FAILED, rc++;
+        if (i == 0) many[i].hold_at = 1;
+        rc |= submit(b, &many[i], &e);
+        if (i == 0) wait_tokens(&many[0], 1);
     }
-    for (int i = 0; i < 10; i++) failed += wait_end(&many[i]) && many[i].end == NMK_BATCH_FAILED;
-    check(failed == 10 && rc < 10 && strstr(many[0].message, "the engine is lost"), "a lost engine fails everybody",
-          "%d of 10, %d refused: %s", failed, rc, many[0].message);
+    go_on(&many[0], 10), wait_tokens(&many[0], 10);
+    bool loaded = wait_load(b, 8, 2);
+    fake.fail = true;
+    go_on(&many[0], 0);
+    for (int i = 0; i < 8; i++) failed += wait_end(&many[i]) && many[i].end == NMK_BATCH_FAILED;
+    for (int i = 8; i < 10; i++) waited += wait_end(&many[i]) && many[i].end == NMK_BATCH_LOST && !many[i].count;
+    check(rc == 0 && loaded && failed == 8 && strstr(many[0].message, "the engine is lost"),
+          "a lost engine fails what runs", "%d of 8: %s", failed, many[0].message);
+    check(waited == 2 && strstr(many[9].message, "the engine is lost"), "and ends what waits otherwise", "%d of 2: %s",
+          waited, many[9].message);
     check_message(submit(b, &many[0], &e), &e, "the engine is lost", "and takes no more");
     nmk_batch_read_stats(b, &s);
     check(s.lost && s.running == 0 && s.waiting == 0, "it says so", "lost %d, %d, %d", s.lost, s.running, s.waiting);
+    pthread_mutex_lock(&clients);
+    while (!first.times) pthread_cond_wait(&client_news, &clients);
+    pthread_mutex_unlock(&clients);
+    nmk_batch_set_on_lost(b, on_lost, &late);
+    check(first.times == 1 && first.ended == 0 && strstr(first.why, "the engine is lost"),
+          "tells who wants to know before all others", "%d times, %d ended: %s", first.times, first.ended, first.why);
+    check(late.times == 1, "also who asks later", "%d times", late.times);
 }
 
 int main(void) {

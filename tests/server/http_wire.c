@@ -611,6 +611,85 @@ static void draining(void) {
     nmk_buf_free(&c);
 }
 
+/* Who connects while nobody accepts is answered by the next server, at the same address. */
+static void handing_over(void) {
+    nmk_http_options o = {.send_buffer_bytes = 4096, .linger_ms = 200};
+    app *a = app_start(&o, NULL);
+    nmk_buf b = {0};
+    nmk_err e;
+    int stream = dial(a->port), slow = dial_with(a->port, 4096), port = a->port, fds[20], good = 0;
+    char *address = xstrdup(nmk_http_address(a->http));
+    a->flood_bytes = 1 << 16, a->flood_count = 1000;
+    puts_to(slow, GET("/flood")), puts_to(stream, GET("/stream"));
+    app_wait(&a->requests, 2, 1000);
+    usleep(20000);
+    static uint64_t id;
+    id = a->last_id;
+    uint64_t start = nmk_now_ns();
+    nmk_http_leave(a->http, 500);
+    nmk_http_post(a->http, finish_stream, &id);
+    check(get_all(stream, &b, 400) && strstr(b.data, "data: end\n\n\r\n0\r\n\r\n"), "leaving lets a stream end", "%s",
+          b.data ? shown(b.data) : "");
+    for (int i = 0; i < 20; i++) fds[i] = dial(port), puts_to(fds[i], GET("/v1/models"));
+    pthread_join(a->thread, NULL);
+    double ms = (double)(nmk_now_ns() - start) / 1e6;
+    check(a->result == 1 && ms > 490 && ms < 1500, "and cuts who is slow at the deadline", "%d cut, %.0f ms", a->result,
+          ms);
+    check(a->requests == 2, "it takes no new connection", "%d requests", a->requests);
+    int listener = nmk_http_take_listener(a->http);
+    nmk_http_close(a->http);
+    check(listener >= 0, "the socket is left", "-");
+    fcntl(listener, F_SETFL, 0), fcntl(listener, F_SETFD, 0);
+    free(a);
+    app *next = app_start(&(nmk_http_options){.listen_fd = listener, .host = "::1"}, NULL);
+    for (int i = 0; i < 20; i++) {
+        b.length = 0;
+        good += get_until(fds[i], &b, "{\"data\":[]}", 1000);
+        close(fds[i]);
+    }
+    check(good == 20, "those who connected meanwhile are answered", "%d of 20", good);
+    check(next->port == port && !strcmp(nmk_http_address(next->http), address), "at the same address", "%s, not %s",
+          nmk_http_address(next->http), address);
+    check(fcntl(listener, F_GETFD) == FD_CLOEXEC && fcntl(listener, F_GETFL) & O_NONBLOCK,
+          "a socket that is taken over is closed on exec and never blocks", "-");
+    nmk_http_drain(next->http, 1000);
+    pthread_join(next->thread, NULL);
+    check(refused(port) && nmk_http_take_listener(next->http) == -1, "drained, nothing is left", "-");
+    nmk_http_close(next->http), free(next);
+
+    int unheard = socket(AF_INET, SOCK_STREAM, 0);
+    nmk_http_options none = {.listen_fd = unheard};
+    check_message(nmk_http_open(&(nmk_http *){NULL}, &none, &app_callbacks, NULL, &e), &e, "is no socket that listens",
+                  "a socket that does not listen");
+    check(close(unheard) == 0, "stays with who gave it", "it is closed");
+    close(stream), close(slow), free(address);
+    nmk_buf_free(&b);
+}
+
+static double cpu_seconds(void) {
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+           1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+}
+
+/* A socket, after which this process gets no further descriptor, until *before is set again. */
+static int last_descriptor(struct rlimit *before) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0), top = dup(fd);
+    close(top);
+    getrlimit(RLIMIT_NOFILE, before);
+    struct rlimit low = *before;
+    low.rlim_cur = (rlim_t)top;
+    setrlimit(RLIMIT_NOFILE, &low);
+    return fd;
+}
+
+static bool ask_last(const app *a, int fd) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)a->port)};
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return !connect(fd, (struct sockaddr *)&to, sizeof to) && puts_to(fd, GET("/v1/models"));
+}
+
 static void limits(void) {
     nmk_http_options o = {.max_connections = 4, .max_body_bytes = 1 << 20, .max_held_bytes = 1 << 20, .linger_ms = 200};
     app *a = app_start(&o, NULL);
@@ -663,28 +742,32 @@ static void limits(void) {
 
     /* No descriptors left: the client waits, nothing spins or dies. */
     usleep(400000); /* until the server has closed all of the above */
-    struct rlimit before, low;
-    getrlimit(RLIMIT_NOFILE, &before);
-    int fd = socket(AF_INET, SOCK_STREAM, 0), top = dup(fd);
-    close(top);
-    low = before, low.rlim_cur = (rlim_t)top;
-    setrlimit(RLIMIT_NOFILE, &low);
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)a->port)};
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    struct rusage use[2];
-    getrusage(RUSAGE_SELF, &use[0]);
-    bool connected = !connect(fd, (struct sockaddr *)&to, sizeof to);
-    puts_to(fd, GET("/v1/models"));
+    struct rlimit before;
     b.length = 0;
-    bool early = get_some(fd, &b, 300) > 0;
-    getrusage(RUSAGE_SELF, &use[1]);
+    int fd = last_descriptor(&before);
+    double start = cpu_seconds();
+    bool connected = ask_last(a, fd), early = get_some(fd, &b, 300) > 0;
+    double cpu = cpu_seconds() - start;
     setrlimit(RLIMIT_NOFILE, &before);
-    double cpu = (double)(use[1].ru_utime.tv_sec - use[0].ru_utime.tv_sec) +
-                 (double)(use[1].ru_utime.tv_usec - use[0].ru_utime.tv_usec) / 1e6;
     bool good = get_until(fd, &b, "{\"data\":[]}", 1000);
     check(connected && !early && good && cpu < 0.1, "no descriptors left: it waits, and goes on afterwards",
           "connected %d, early %d, answered %d, %.2f s of CPU", connected, early, good, cpu);
     close(fd);
+
+    int requests = a->requests, later = dial(a->port);
+    puts_to(later, GET("/later"));
+    app_wait(&a->requests, requests + 1, 1000);
+    fd = last_descriptor(&before);
+    connected = ask_last(a, fd);
+    usleep(20000);
+    start = cpu_seconds();
+    nmk_http_drain(a->http, 400);
+    usleep(300000);
+    cpu = cpu_seconds() - start;
+    setrlimit(RLIMIT_NOFILE, &before);
+    check(connected && cpu < 0.1, "nor does it spin when it drains then", "connected %d, %.2f s of CPU", connected,
+          cpu);
+    close(fd), close(later);
     nmk_buf_free(&b);
     app_stop(a, 1000);
 }
@@ -784,6 +867,7 @@ int main(void) {
     back_pressure();
     threads();
     draining();
+    handing_over();
     limits();
     binding();
     fuzz();

@@ -13,7 +13,7 @@ enum { MOST = 512 };
 static nmk_batch_request submitted[MOST];
 static atomic_int submits, cancels;
 static atomic_int waiting;
-static _Atomic bool lost, opening;
+static _Atomic bool lost;
 
 int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nmk_err *e) {
     (void)b;
@@ -28,7 +28,7 @@ void nmk_batch_cancel(nmk_batch *b, uint64_t id) { (void)b, (void)id, cancels++;
 
 void nmk_batch_read_stats(nmk_batch *b, nmk_batch_stats *s) {
     (void)b;
-    *s = (nmk_batch_stats){.lost = lost, .ready = !lost && !opening, .waiting = waiting};
+    *s = (nmk_batch_stats){.lost = lost, .waiting = waiting};
 }
 
 /* ---------------------------------------------------------------- */
@@ -562,7 +562,7 @@ static void test_keys(nmk_api_options o) {
     for (int i = 0; i < 2; i++) {
         reply r = reply_read(fd[i]);
         check(r.status == (i ? 503 : 500) &&
-                  !strcmp(text_at(r.json, "error.code"), i ? "engine_lost" : "engine_failed"),
+                  !strcmp(text_at(r.json, "error.code"), i ? "engine_restarting" : "engine_failed"),
               i ? "who waits learns that the engine is lost" : "and who ran", "%s", r.raw.data);
         reply_free(&r);
     }
@@ -609,32 +609,31 @@ static void test_failures(void) {
     check(r.status == 200, "what just fits is taken", "%s", r.raw.data);
     reply_free(&r);
     waiting = 0;
-    opening = true;
-    r = get(port, "/health");
-    check(r.status == 503 && !strcmp(text_at(r.json, "error.code"), "engine_not_ready"),
-          "health of an engine that is opened anew", "%s", r.raw.data);
-    reply_free(&r);
     fd = begin(CHAT, "{" ASK "}", ++id);
-    opening = false;
-    usleep(20000);
-    r = get(port, "/health");
-    check(r.status == 200, "and when it is there", "%s", r.raw.data);
-    reply_free(&r);
-    say(id, "I");
-    end(id, NMK_BATCH_LENGTH, NULL);
-    r = reply_read(fd);
-    check(r.status == 200, "a request waits for it", "%s", r.raw.data);
-    reply_free(&r);
+    int streamed = begin(CHAT, "{\"stream\":true," ASK "}", ++id);
     lost = true;
+    end(id - 1, NMK_BATCH_LOST, "task 7 waited"), end(id, NMK_BATCH_LOST, "task 7 waited");
+    r = reply_read(fd);
+    check(r.status == 503 && strstr(r.raw.data, "Retry-After: 1\r\n") &&
+              !strcmp(text_at(r.json, "error.code"), "engine_restarting"),
+          "the engine is lost while a request waits", "%s", r.raw.data);
+    reply_free(&r);
+    r = reply_read(streamed);
+    error = strstr(r.body, "data: {\"error\":{");
+    check(r.status == 200 && error && strstr(error, "engine_restarting") && strstr(error, "data: [DONE]"),
+          "and while a stream does", "%s", r.body);
+    reply_free(&r);
     r = get(port, "/health");
     check(r.status == 503, "health of a lost engine", "%d", r.status);
     reply_free(&r);
     r = post(port, CHAT, "{" ASK "}");
-    check(r.status == 503 && !strcmp(text_at(r.json, "error.code"), "engine_lost"), "a lost engine", "%s", r.body);
+    check(r.status == 503 && strstr(r.raw.data, "Retry-After: 1\r\n") &&
+              !strcmp(text_at(r.json, "error.code"), "engine_restarting"),
+          "a lost engine", "%s", r.raw.data);
     reply_free(&r);
     lost = false;
     r = get(port, "/metrics");
-    check(strstr(r.body, "finished_reason=\"error\"} 3") != NULL, "failures are counted", "%s", r.body);
+    check(strstr(r.body, "finished_reason=\"error\"} 5") != NULL, "failures are counted", "%s", r.body);
     reply_free(&r);
 }
 
