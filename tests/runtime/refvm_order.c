@@ -7,7 +7,7 @@
 #define ROW_TOKENS 256
 #include "runtime/refvm_toy.h"
 
-enum { SEEDS = 32, STEPS = 3 };
+enum { SEEDS = 32, STEPS = 3, KINDS = 5, LEAD = 5000 };
 
 static int32_t ids[ROW_TOKENS];
 static int awake; /* columns filter, are adjusted, tell log-probabilities */
@@ -26,6 +26,7 @@ static void restart(struct toy *t) {
     memset(t->vm.counters, 0, sizeof(uint32_t) * NMK_COUNTERS * NMK_COUNTER_WORDS), t->vm.epoch = 0;
     memset(t->tops, 0, sizeof t->tops), memset(t->vm.adjust, 0, ADJUST_BYTES);
     for (int i = 0; i < NMK_COLUMNS * NMK_VOCAB; i += 5) t->vm.adjust[i] = (nmk_adjust){(float)(i % 7) - 3, i % 3};
+    for (int n = 0; n < NMK_COLUMNS; n += KINDS) t->vm.adjust[n * NMK_VOCAB + 9].bias = LEAD;
 }
 
 /* What wakes optional tasks, in the ways that requests may ask for it. */
@@ -33,15 +34,16 @@ static void ask(nmk_column *c, int n) {
     static const struct {
         int32_t flags, top_k;
         float top_p, min_p, temperature;
-    } all[] = {
-        /* hot enough that many tokens share all digits of a cut but the last */
-        {NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_K | NMK_COLUMN_CUTS_P | NMK_COLUMN_LOGPROBS, 1000, 0.8f, 0, 1000},
+    } all[KINDS] = {
+        /* so hot, and one token so far ahead, that many tokens share all digits of a cut but the last */
+        {NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_K | NMK_COLUMN_CUTS_P | NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS, 2000,
+         0.8f, 0, LEAD / 5},
         {NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_P, 0, 0.5f, 0, 0.5f},
         {NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_K | NMK_COLUMN_ADJUSTS, 3, 0, 0.01f, 1},
         {NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS, 0, 0, 0, 0},
         {NMK_COLUMN_FILTERS, 0, 0, 0.1f, 0.75f},
     };
-    const int i = n % (int)(sizeof all / sizeof *all);
+    const int i = n % KINDS;
     c->flags |= all[i].flags, c->top_k = all[i].top_k, c->top_p = all[i].top_p, c->min_p = all[i].min_p;
     c->presence = 0.5f, c->frequency = 0.25f, c->repetition = 1.25f;
     c->temperature = all[i].temperature;
