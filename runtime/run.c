@@ -39,8 +39,7 @@ typedef struct {
     prompt_arg prompt[NMK_ROWS];
     int prompts;
     int64_t max_tokens, max_len, threads, ring_stages, in_flight;
-    double temperature;
-    uint64_t seed;
+    nmk_sampler sampler;
     bool ids, ignore_eos, stats, help, version;
 } settings;
 
@@ -51,6 +50,10 @@ static const nmk_flag table[] = {
     {"--prompt-file", "FILE", "a prompt from a file"},
     {"--max-tokens", "N", "tokens to generate for each prompt (128)"},
     {"--temperature", "T", "0 takes the likeliest token (0)"},
+    {"--top-k", "K", "only the K likeliest tokens; 0: all (0)"},
+    {"--top-p", "P", "only the likeliest tokens that have this share of the probability together (1)"},
+    {"--min-p", "P", "only tokens that have this share of the likeliest one's probability (0)"},
+    {"--repetition-penalty", "R", "logits of tokens that were there are divided or multiplied by it (1)"},
     {"--seed", "S", "of the sampling (0)"},
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
     {"--random-weights", "SEED", "in place of the checkpoint's weights"},
@@ -84,12 +87,29 @@ static bool read_seed(const char *text, uint64_t *value) {
     return true;
 }
 
-static bool read_temperature(const char *text, double *value) {
+/* From 0 to `most`. */
+static bool read_number(const char *text, double most, float *value) {
     char *end;
     double v = strtod(text, &end);
-    if (end == text || *end || isspace((unsigned char)*text) || !(v >= 0) || v > 1e6) return false;
-    *value = v;
+    if (end == text || *end || isspace((unsigned char)*text) || !(v >= 0) || v > most) return false;
+    *value = (float)v;
     return true;
+}
+
+static int set_sampler(nmk_sampler *s, const char *name, const char *value) {
+    int64_t k;
+    if (!strcmp(name, "--top-k")) {
+        if (!nmk_flag_int(value, 0, INT_MAX, NULL, &k))
+            return nmk_flag_bad(&flags, name, value, "a whole number from 0");
+        return s->top_k = (int)k, 0;
+    }
+    if (!strcmp(name, "--temperature") || !strcmp(name, "--repetition-penalty")) {
+        float *to = name[2] == 't' ? &s->temperature : &s->repetition_penalty;
+        return read_number(value, 1e6, to) ? 0 : nmk_flag_bad(&flags, name, value, "a number from 0");
+    }
+    return read_number(value, 1, name[2] == 't' ? &s->top_p : &s->min_p)
+               ? 0
+               : nmk_flag_bad(&flags, name, value, "a number from 0 to 1");
 }
 
 static int set_flag(void *user, const char *name, const char *value) {
@@ -116,10 +136,11 @@ static int set_flag(void *user, const char *name, const char *value) {
         snprintf(expected, sizeof expected, "1 to %d", NMK_RING_STAGES);
         return nmk_flag_int(value, 1, NMK_RING_STAGES, NULL, n) ? 0 : nmk_flag_bad(&flags, name, value, expected);
     }
-    if (!strcmp(name, "--temperature"))
-        return read_temperature(value, &s->temperature) ? 0 : nmk_flag_bad(&flags, name, value, "a number from 0");
+    static const char *const sampling[] = {"--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty"};
+    for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++)
+        if (!strcmp(name, sampling[i])) return set_sampler(&s->sampler, name, value);
     if (!strcmp(name, "--seed"))
-        return read_seed(value, &s->seed) ? 0 : nmk_flag_bad(&flags, name, value, "a whole number from 0");
+        return read_seed(value, &s->sampler.seed) ? 0 : nmk_flag_bad(&flags, name, value, "a whole number from 0");
     if (!strcmp(name, "--random-weights")) {
         s->options.random_weights = true;
         return read_seed(value, &s->options.weights_seed) ? 0
@@ -283,7 +304,7 @@ static int run(settings *s, nmk_err *e) {
         request[i] = (nmk_request){.prompt = ids[i].id,
                                    .prompt_tokens = (int)ids[i].count,
                                    .max_tokens = (int)s->max_tokens,
-                                   .sampler = {.temperature = (float)s->temperature, .seed = s->seed}};
+                                   .sampler = s->sampler};
         if (request[i].prompt_tokens > longest) longest = request[i].prompt_tokens;
     }
     int64_t most = s->max_len && s->max_len < NMK_MAX_CONTEXT ? s->max_len : NMK_MAX_CONTEXT;

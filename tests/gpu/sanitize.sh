@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # compute-sanitizer on the toy: no bad access (memcheck), no shared memory race (racecheck), over a prompt and a few
-# decoded tokens of a ragged batch.  Skips itself without a GPU or without the tool.
+# tokens of a ragged batch, drawn in a way that wakes all tasks.  Skips itself without a GPU or without the tool.
 set -u
 cd "$(dirname "$0")/../.."
 run=build/nmc-toy/nmk-run
@@ -14,8 +14,8 @@ trap 'rm -f "$kernel"' EXIT
 for check in memcheck racecheck; do
     # racecheck orders only the lane that arrives at an mbarrier, not those that __syncwarp put behind it
     { [ $check = memcheck ] || echo "#define NMK_EVERY_LANE_ARRIVES"; cat build/nmc-toy/megakernel.cu; } >"$kernel"
-    log=$(timeout 250 "$tool" --tool $check --error-exitcode 9 "$run" --checkpoint examples/nmc-toy --device cuda:0 --kernel "$kernel" --temperature 0 \
-        --max-tokens 2 --ignore-eos --prompt-ids 1,3,6,100,200,300,400,500,600,700 --prompt-ids 1,3,6 2>&1)
+    log=$(timeout 250 "$tool" --tool $check --error-exitcode 9 "$run" --checkpoint examples/nmc-toy --device cuda:0 --kernel "$kernel" --temperature 1 \
+        --top-k 100 --top-p 0.9 --min-p 0.001 --repetition-penalty 1.1 --max-tokens 2 --ignore-eos --prompt-ids 1,3,6,100,200,300,400,500,600,700 --prompt-ids 1,3,6 2>&1)
     code=$?
     if [ $code = 0 ] && echo "$log" | grep -q "ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards"; then
         echo "ok - compute-sanitizer $check: nothing found"

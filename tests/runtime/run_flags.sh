@@ -15,6 +15,8 @@ expect "no tokens" 2 "--max-tokens 0: expected a whole number from 1" --max-toke
 expect "a number with a tail" 2 "--max-tokens 12x" --max-tokens 12x
 expect "a negative temperature" 2 "--temperature -1: expected a number from 0" --temperature -1
 expect "a temperature that is no number" 2 "--temperature nan" --temperature nan
+expect "a share above 1" 2 "--top-p 1.5: expected a number from 0 to 1" --top-p 1.5
+expect "fewer tokens than none" 2 "--top-k -1: expected a whole number from 0" --top-k -1
 expect "a seed that is no number" 2 "--seed abc" --seed abc
 expect "a ring deeper than generated" 2 "--ring-stages 99: expected 1 to" --ring-stages 99
 expect "no checkpoint" 2 "--checkpoint DIR is needed" --prompt x
