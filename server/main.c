@@ -600,11 +600,13 @@ out:
 }
 
 int main(int argc, char **argv) {
+    /* who comes or goes waits for the steps that are queued; a GPU is busy with one of them while tokens are read */
     settings s = {.port = 8000,
                   .log_level = NMK_LOG_INFO,
                   .argv = argv,
                   .listen_fd = inherited(listen_variable),
-                  .restarts = inherited(restarts_variable)};
+                  .restarts = inherited(restarts_variable),
+                  .options.steps_ahead = 3};
     nmk_err e = {0};
     int rc = read_flags(&s, argc, argv);
     if (rc) return rc;

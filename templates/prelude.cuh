@@ -27,7 +27,7 @@ constexpr int DESC_BLOCK = 8;   /* descriptors fetched by one bulk copy */
 constexpr int DESC_BLOCKS = 4;  /* blocks in shared memory: the producer may run two ahead of the slowest role */
 constexpr int SLOTS = 64;       /* most experts that can be active in one step */
 constexpr int MAX_PARTS = 36;   /* partials of one head that the registers of combine hold: 9 a lane, 4 groups */
-#ifdef NMK_EVERY_LANE_ARRIVES /* for racecheck, which does not see through __syncwarp and one lane's arrive */
+#ifdef NMK_RACECHECK /* which does not see through __syncwarp and one lane's arrive */
 constexpr bool EVERY_LANE_ARRIVES = true;
 #else
 constexpr bool EVERY_LANE_ARRIVES = false;
@@ -213,7 +213,11 @@ struct Shared {
     /* consumers among themselves */
     alignas(16) float sum[8][8];
     float score_max[2][8][8], score_sum[2][8][8];
+#ifdef NMK_RACECHECK /* which does not see order that comes by way of other SMs */
+    struct {
+#else
     union {
+#endif
         alignas(16) uint2 prob[2][8][32];
         float scan[512]; /* the helper's, in tasks that wait for the lm_head: no attention is left then */
     };
