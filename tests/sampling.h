@@ -12,6 +12,7 @@
 
 #include "engine.h"
 #include "refvm.h"
+#include "rng.h"
 #include "util.h"
 
 enum { SAMPLING_PROMPT = 9 };
@@ -26,15 +27,6 @@ typedef struct {
     double score;
     int id;
 } scored;
-
-static uint64_t sampling_state = 12345;
-
-static uint32_t sampling_random(void) {
-    uint64_t z = sampling_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)(z >> 16 ^ z >> 33);
-}
 
 static int by_score(const void *a, const void *b) {
     const scored *x = a, *y = b;
@@ -106,7 +98,7 @@ static void sampling_run(nmk_engine *g, const sampling_case *k, int draws, const
     for (; done < draws; done += NMK_COLUMNS) {
         nmk_column column[NMK_COLUMNS];
         for (int c = 0; c < NMK_COLUMNS; c++) {
-            s.seed = (uint64_t)sampling_random() << 32 | sampling_random();
+            s.seed = (uint64_t)rng() << 32 | rng();
             s.logprobs = c == 0 ? NMK_TOP_LOGPROBS + 1 : 0;
             column[c] = nmk_column_decode(&s, c, c, prompt[SAMPLING_PROMPT - 1], SAMPLING_PROMPT - 1, 2);
             if (nmk_engine_set_adjust(g, c, &s, prompt, SAMPLING_PROMPT, generated, GENERATED, &e)) goto out;
@@ -202,7 +194,7 @@ static void sampling_all(nmk_engine *g, int most_draws, void (*say)(bool good, c
     };
     nmk_err e = {0};
     int32_t prompt[SAMPLING_PROMPT];
-    for (int i = 0; i < SAMPLING_PROMPT; i++) prompt[i] = (int32_t)(sampling_random() % NMK_VOCAB);
+    for (int i = 0; i < SAMPLING_PROMPT; i++) prompt[i] = (int32_t)(rng() % NMK_VOCAB);
     for (int r = 0; r < NMK_COLUMNS; r++)
         if (nmk_engine_take_row(g, r, SAMPLING_PROMPT + 4, &e) || sampling_feed(g, r, prompt, &e)) goto out;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

@@ -11,6 +11,7 @@
 
 #include "cuda.h"
 #include "engine.h"
+#include "rng.h"
 #include "util.h"
 
 enum { MOST_TOKENS = 16384 };
@@ -33,16 +34,6 @@ __attribute__((format(printf, 2, 3))) static bool check(bool good, const char *w
 static void leave(const char *name, const char *why, bool skip) {
     printf("%s - %s: %s\n", skip ? "skip" : "not ok", name, why);
     exit(!skip);
-}
-
-static uint64_t rng_state = 1;
-
-/* splitmix64 */
-static uint32_t rng(void) {
-    uint64_t z = rng_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)(z >> 16 ^ z >> 33);
 }
 
 /* The toy comes with a checkpoint; other models run on random weights. */
