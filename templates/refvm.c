@@ -386,6 +386,12 @@ static int sane(const int32_t *d)
     return d[2] < NMK_COUNTERS && d[4] < NMK_COUNTERS && d[6] < NMK_COUNTERS;
 }
 
+/* An optional task in a step that does not want it: neither waits nor does anything. */
+static inline int sleeps(const struct nmk_vm *vm, const int32_t *d)
+{
+    return op_table[d[0]].optional && !vm->state->awake;
+}
+
 /* Moves walk w one task on.  RAN: *signalled is the counter that went up, or -1.  BLOCKED: *signalled is the counter
  * that the walk waits for.  BROKEN: the SM has the message. */
 static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
@@ -404,7 +410,7 @@ static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
             return BROKEN;
         }
         if (op_table[d[0]].help != w->help) continue;
-        const int asleep = op_table[d[0]].optional && !vm->state->awake, wait = asleep ? -1 : unmet(vm, d);
+        const int asleep = sleeps(vm, d), wait = asleep ? -1 : unmet(vm, d);
         if (wait >= 0) {
             *signalled = d[2 + 2 * wait];
             return BLOCKED;
@@ -434,6 +440,7 @@ static int append(char *err, size_t len, int at, const char *format, ...)
 static int name_task(char *err, size_t len, int at, const int32_t *d)
 {
     const char *op = d[0] > 0 && d[0] < OPS ? op_table[d[0]].name : "?";
+    if (d[1] < -1) return append(err, len, at, "%s%d", op, -d[1]);
     if (d[1] < 0) return append(err, len, at, "%s", op);
     return append(err, len, at, "layer%d.%s", d[1], op);
 }
@@ -451,7 +458,7 @@ static int report_broken(const struct nmk_vm *vm, int broken, char *err, size_t 
 static const int32_t *waiting_task(const struct nmk_vm *vm, const struct walk *w, int *wait)
 {
     const int32_t *d = w->next < NMK_MAX_TASKS ? task_at(vm, w->sm, w->next) : NULL;
-    if (!d || d[0] == 0 || !sane(d) || op_table[d[0]].help != w->help) return NULL;
+    if (!d || d[0] == 0 || !sane(d) || op_table[d[0]].help != w->help || sleeps(vm, d)) return NULL;
     *wait = unmet(vm, d);
     return *wait < 0 ? NULL : d;
 }

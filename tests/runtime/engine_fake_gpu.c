@@ -173,6 +173,9 @@ static void test_hang_text(void) {
     h = (nmk_hang){.word = 1u << 31 | 1u << 20 | 1u << 12 | 2};
     nmk_hang_text(&h, lists, text, sizeof text);
     check(strstr(text, "SM 1, role compute, task 2 (lm_head) waited for another SM"), "a word alone", "%s", text);
+    d[NMK_WORD_OPCODE] = NMK_OP_CUT, d[NMK_WORD_LAYER] = -4;
+    nmk_hang_text(&h, lists, text, sizeof text);
+    check(strstr(text, "task 2 (cut4) waited"), "the fourth node of an op", "%s", text);
 }
 
 static void test_steps(nmk_engine *g) {
