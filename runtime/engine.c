@@ -419,11 +419,14 @@ int nmk_engine_set_adjust(nmk_engine *g, int row, const nmk_sampler *s, const in
     return rc;
 }
 
-void nmk_engine_logprobs(const nmk_engine *g, uint64_t number, int column, const nmk_sampler *s, nmk_logprobs *l) {
+const nmk_logprobs *nmk_engine_logprobs(const nmk_engine *g, uint64_t number, int column, const nmk_sampler *s,
+                                        nmk_logprobs *l) {
+    if (!s->logprobs) return NULL;
     const nmk_tops *from = &g->machine->tops[number % NMK_OUT_RING * NMK_COLUMNS + (uint64_t)column];
     *l = (nmk_logprobs){.chosen = from->chosen, .count = s->logprobs - 1};
     memcpy(l->id, from->id, sizeof l->id);
     memcpy(l->logprob, from->logprob, sizeof l->logprob);
+    return l;
 }
 
 nmk_column nmk_column_idle(void) { return (nmk_column){.pos = -1}; }
@@ -627,8 +630,7 @@ static int deliver(batch *b, uint64_t step, const int32_t *out, nmk_err *e) {
         else if (rq->tokens == b->limit[r])
             rq->finish = NMK_FINISH_LENGTH;
         nmk_logprobs logprobs;
-        if (rq->sampler.logprobs) nmk_engine_logprobs(g, step, r, &rq->sampler, &logprobs);
-        if (b->on_token && b->on_token(b->user, r, token, rq->sampler.logprobs ? &logprobs : NULL) &&
+        if (b->on_token && b->on_token(b->user, r, token, nmk_engine_logprobs(g, step, r, &rq->sampler, &logprobs)) &&
             rq->finish == NMK_FINISH_NONE) {
             int32_t ended = -1; /* the machine stops the column too, a few steps later */
             uint64_t pos = g->params.control + offsetof(nmk_control, column) + sizeof(nmk_column) * (uint64_t)r +

@@ -56,9 +56,9 @@ int nmk_engine_queue_step(nmk_engine *engine, int live, uint64_t *number, nmk_er
  * epoch start again, queued steps are gone. */
 int nmk_engine_wait_step(nmk_engine *engine, uint64_t number, const int32_t **out, nmk_err *e);
 
-/* Of a step waited for and a column that asked for them, as long as its tokens are good. */
-void nmk_engine_logprobs(const nmk_engine *engine, uint64_t number, int column, const nmk_sampler *sampler,
-                         nmk_logprobs *logprobs);
+/* Of a step waited for, as long as its tokens are good: *logprobs, filled, or NULL where the sampler asks for none. */
+const nmk_logprobs *nmk_engine_logprobs(const nmk_engine *engine, uint64_t number, int column,
+                                        const nmk_sampler *sampler, nmk_logprobs *logprobs);
 
 /* Sets columns (NULL: leaves them), runs one step, copies its tokens (out may be NULL). */
 int nmk_engine_step(nmk_engine *engine, const nmk_column *column, int32_t out[NMK_COLUMNS], nmk_err *e);

@@ -678,9 +678,9 @@ static int read_step(nmk_batch *b, nmk_err *e) {
         add_token(r, out[c]);
         keep_pages(b, r);
         nmk_logprobs logprobs;
-        const nmk_logprobs *likely = r->rq.sampler.logprobs ? &logprobs : NULL;
-        if (likely) nmk_engine_logprobs(b->engine, b->done - 1, c, &r->rq.sampler, &logprobs);
-        if (r->rq.on_token) r->rq.on_token(r->rq.user, out[c], likely);
+        if (r->rq.on_token)
+            r->rq.on_token(r->rq.user, out[c],
+                           nmk_engine_logprobs(b->engine, b->done - 1, c, &r->rq.sampler, &logprobs));
         if (ends_at(r, out[c]))
             finish(b, r, NMK_BATCH_STOP, NULL);
         else if (r->given == r->rq.max_tokens)

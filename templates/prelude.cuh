@@ -56,6 +56,8 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
+DEVICE float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634f); }
+
 /* D += A * B, m16n8k16: a = one lane's 16 bytes of a packed weight tile, b0 b1 = two k pairs of column g. */
 DEVICE void mma(float (&d)[4], const uint4 &a, u32 b0, u32 b1)
 {
@@ -678,6 +680,13 @@ DEVICE void warp_best(float &value, int &id, int step)
 #pragma unroll 1
     for (int s = step; s <= 16; s <<= 1)
         keep_better(value, id, __shfl_xor_sync(~0u, value, s), __shfl_xor_sync(~0u, id, s));
+}
+
+DEVICE float warp_sum(float v)
+{
+#pragma unroll 1
+    for (int s = 1; s <= 16; s <<= 1) v += __shfl_xor_sync(~0u, v, s);
+    return v;
 }
 
 /* The best NMK_TOPS of what a warp was offered, one a lane, best first. */

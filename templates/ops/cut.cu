@@ -41,7 +41,7 @@ DEVICE void help(Helper &c, const Task &t)
     const float *scores = c.buffer<float>(t.scores) + n * P::vocab + mine.first;
     c.scan<4>(scores, mine.count, [&](bool inside, int, float score) {
         const u32 key = nmk_score_key(cut.best, score), bin = key >> shift & 255;
-        const float w = exp2_fast((score - cut.best) * 1.4426950408889634f) * HALF, high = w + WHOLE;
+        const float w = exp_fast(score - cut.best) * HALF, high = w + WHOLE;
         const float low = (w - (high - WHOLE)) * HALF + MIDDLE;
         if (inside && key <= limit && key >> shift >> 8 == cut.prefix) {
             atomicAdd(&c.s.bin_low[bin], mass ? __float_as_uint(low) - __float_as_uint(MIDDLE) : 1);

@@ -56,10 +56,9 @@ DEVICE void help(Helper &c, const Task &t)
             const float most = __shfl_sync(~0u, tops.value, 0);
             float sum = 0;
             c.scan<4>(logits, count, [&](bool inside, int, float logit) {
-                if (inside) sum += exp2_fast((logit - most) * 1.4426950408889634f);
+                if (inside) sum += exp_fast(logit - most);
             });
-#pragma unroll 1
-            for (int i = 1; i <= 16; i <<= 1) sum += __shfl_xor_sync(~0u, sum, i);
+            sum = warp_sum(sum);
             float *to = c.buffer<float>(t.tops) + n * (NMK_SMS * (2 * NMK_TOPS + 1));
             const int first_top = blockIdx.x * NMK_TOPS + c.lane;
             if (c.lane < NMK_TOPS) to[first_top] = tops.value, ((int *)to)[NMK_SMS * NMK_TOPS + first_top] = tops.id;

@@ -29,12 +29,10 @@ DEVICE void tell_logprobs(Helper &c, const Task &t, int id)
 #pragma unroll
     for (int i = 0; i < round; i += 32) {
         const int sm = min(i + c.lane, NMK_SMS - 1);
-        const float part = __ldcg(sums + sm) * exp2_fast((__ldcg(value + sm * NMK_TOPS) - most) * 1.4426950408889634f);
+        const float part = __ldcg(sums + sm) * exp_fast(__ldcg(value + sm * NMK_TOPS) - most);
         if (i + c.lane < NMK_SMS) sum += part;
     }
-#pragma unroll 1
-    for (int i = 1; i <= 16; i <<= 1) sum += __shfl_xor_sync(~0u, sum, i);
-    const float norm = most + __logf(sum);
+    const float norm = most + __logf(warp_sum(sum));
     nmk_tops *to = (nmk_tops *)c.p.tops + (u64)c.p.out_row * NMK_COLUMNS + t.column;
     if (c.lane == 0) to->chosen = logit - norm;
     if (c.lane >= NMK_TOPS || tops.id >= all) return;
