@@ -151,6 +151,13 @@ static void put(const char *bytes, size_t n) {
     for (ssize_t did; n && (did = write(settings.fd, bytes, n)) > 0; n -= (size_t)did) bytes += did;
 }
 
+/* END_BYTES are kept for this. */
+static void close_and_put(nmk_log_line *l) {
+    if (settings.json) l->text[l->length++] = '}';
+    l->text[l->length++] = '\n';
+    put(l->text, l->length);
+}
+
 /* Whoever reads the log may stop, and the threads that write it serve everybody: a pipe or terminal without room gets
  * no line, and the next one that fits says how many it lost.  Room is a page, which is more than both lines. */
 void nmk_log_end(nmk_log_line *l) {
@@ -171,14 +178,10 @@ void nmk_log_end(nmk_log_line *l) {
                       "log lines were lost, as nobody read them");
         if (more.on) {
             add_value(&more, "lines", text);
-            if (settings.json) more.text[more.length++] = '}';
-            more.text[more.length++] = '\n';
-            put(more.text, more.length);
+            close_and_put(&more);
         }
     }
-    if (settings.json) l->text[l->length++] = '}';
-    l->text[l->length++] = '\n';
-    put(l->text, l->length);
+    close_and_put(l);
 }
 
 void nmk_log(nmk_log_level level, const char *message) {
