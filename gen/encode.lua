@@ -3,34 +3,39 @@
 -- words[sm] is a flat array, ops.WORDS per task, without the end of the list. Lua indices from 1: word w of task i
 -- (both from 0) is words[sm][i * ops.WORDS + w + 1].
 local ops = require("ops")
+local zeros = require("zeros")
 
 local M = {}
 
 local AT = ops.AT
+
+local math_type = math.type
 
 -- What a word may hold.
 local function checked(node, field, value)
   if field.type == "f32" and type(value) == "number" then
     return (string.unpack("<i4", string.pack("<f", value)))
   end
-  if math.type(value) ~= "integer" or value < -0x80000000 or value > 0x7fffffff then
+  if math_type(value) ~= "integer" or value < -0x80000000 or value > 0x7fffffff then
     error(("%s: field '%s' is %s, not a 32-bit integer"):format(node.name, field.name, tostring(value)))
   end
   return value
 end
 
---- The words that all tasks of a node share, the fields that a task may bring itself, and those that each must bring.
+--- What all tasks of a node share: words, and which is the last in use; own[name], the fields that a task may bring
+--- itself; missing, the list of those that each must bring.
 local function node_words(g, op, node)
-  local words, own, missing = {}, {}, {}
+  local words, own, missing, last = {}, {}, {}, ops.FIRST_WORD
   for i = 1, ops.WORDS do
     words[i] = 0
   end
   words[AT.opcode], words[AT.layer], words[AT.signal] = op.opcode, node.layer, node.counter or -1
   for _, field in ipairs(op.fields) do
+    last = math.max(last, field.word + 1)
     if field.buffer then
       words[field.word + 1] = checked(node, field, g.buffer[node.bind[field.buffer]].offset128)
     else
-      own[#own + 1] = field
+      own[field.name] = field
       local value = node.fields[field.name]
       if value ~= nil then
         words[field.word + 1] = checked(node, field, value)
@@ -39,43 +44,36 @@ local function node_words(g, op, node)
       end
     end
   end
-  return words, own, missing
-end
-
--- A table of n zeros with room for just them: one that grows word by word is copied again and again.
-local zeros = {}
-local function blank(n)
-  for i = #zeros + 1, n do zeros[i] = 0 end
-  local list = table.pack(table.unpack(zeros, 1, n))
-  list.n = nil
-  return list
+  return { words = words, last = last, own = own, missing = missing }
 end
 
 --- Requires: tasks with fields, waits and offsets. Leaves: words[sm], sm from 0.
 function M.words(g, registry)
-  local words, shared, own, missing = {}, {}, {}, {}
+  local words, shared = {}, {}
   local wait_a, arrivals_a, wait_b, arrivals_b = AT.wait_a, AT.arrivals_a, AT.wait_b, AT.arrivals_b
   local instance = AT["local"]
   for sm, list in pairs(g.lists) do
-    local out, n = blank(#list * ops.WORDS), 0
+    local out, n = zeros(#list * ops.WORDS), 0
     for _, task in ipairs(list) do
       local node = task.node
-      if not shared[node] then
-        shared[node], own[node], missing[node] = node_words(g, registry.by_name[node.op], node)
+      local of_node = shared[node]
+      if not of_node then
+        of_node = node_words(g, registry.by_name[node.op], node)
+        shared[node] = of_node
       end
-      table.move(shared[node], 1, ops.WORDS, n + 1, out)
+      table.move(of_node.words, 1, of_node.last, n + 1, out)
       local a, b = task.waits[1], task.waits[2]
       out[n + wait_a], out[n + arrivals_a] = a and a.counter or -1, a and a.arrivals or 0
       out[n + wait_b], out[n + arrivals_b] = b and b.counter or -1, b and b.arrivals or 0
       out[n + instance] = task["local"]
       local fields = task.fields
-      for _, field in ipairs(missing[node]) do
+      for _, field in ipairs(of_node.missing) do
         if fields[field.name] == nil then checked(node, field, nil) end
       end
       if fields ~= node.fields then
-        for _, field in ipairs(own[node]) do
-          local value = rawget(fields, field.name)      -- a task's own; the node's are behind it
-          if value ~= nil then out[n + field.word + 1] = checked(node, field, value) end
+        for name, value in next, fields do              -- a task's own; the node's are behind it
+          local field = of_node.own[name]
+          if field then out[n + field.word + 1] = checked(node, field, value) end
         end
       end
       n = n + ops.WORDS

@@ -31,9 +31,9 @@ local function zeros(sms)
 end
 
 -- A task's fields: its own, and the node's behind them.
-local function own_fields(node)
+local function own_fields(node, fields)
   node.inherit = node.inherit or { __index = node.fields }
-  return setmetatable({}, node.inherit)
+  return setmetatable(fields, node.inherit)
 end
 
 local deal = {}
@@ -42,14 +42,12 @@ function deal.spread(g, node, state)
   local sms, tiles = g.sms, node.tiles
   local count, extra = {}, tiles % sms
   for sm = 0, sms - 1 do count[sm] = tiles // sms end
-  local order = by_cost(sms, state.layer, state.total)
+  local order = extra > 0 and by_cost(sms, state.layer, state.total)
   for i = 1, extra do count[order[i]] = count[order[i]] + 1 end
   local first = 0
   for sm = 0, sms - 1 do
     if count[sm] > 0 then
-      local fields = own_fields(node)
-      fields.tile, fields.tiles = first, count[sm]
-      state.place(node, sm, fields)
+      state.place(node, sm, own_fields(node, { tile = first, tiles = count[sm] }))
       first = first + count[sm]
     end
   end
@@ -62,9 +60,7 @@ function deal.owner(g, node, state)
     return
   end
   for tile = 0, node.tiles - 1 do
-    local fields = own_fields(node)
-    fields.tile = tile
-    state.place(node, tile, fields)
+    state.place(node, tile, own_fields(node, { tile = tile }))
   end
 end
 
@@ -77,28 +73,19 @@ function deal.every(g, node, state)
     for i, sm in ipairs(by_cost(g.sms, state.whole_layer(node.layer), state.total)) do rank[sm] = i - 1 end
   end
   for sm = 0, g.sms - 1 do
-    local fields = node.fields
-    if rank then
-      fields = own_fields(node)
-      fields.rank = rank[sm]
-    end
-    state.place(node, sm, fields)
+    state.place(node, sm, rank and own_fields(node, { rank = rank[sm] }) or node.fields)
   end
 end
 
 function deal.cyclic(g, node, state)
   for sm = 0, math.min(g.sms, node.units) - 1 do
-    local fields = own_fields(node)
-    fields.first, fields.step, fields["end"] = sm, g.sms, node.units
-    state.place(node, sm, fields)
+    state.place(node, sm, own_fields(node, { first = sm, step = g.sms, ["end"] = node.units }))
   end
 end
 
 function deal.columns(g, node, state)
   for column = 0, g.columns - 1 do
-    local fields = own_fields(node)
-    fields.column = column
-    state.place(node, column % g.sms, fields)
+    state.place(node, column % g.sms, own_fields(node, { column = column }))
   end
 end
 
@@ -151,16 +138,17 @@ function M.run(g, diag)
     return value
   end })
   local function cost_of(node, sm, fields)
-    if node.spec.cost == "0" then return 0 end
     env.sm, task_fields, params = sm, fields, g.params[node.op]
     return node.spec.eval_cost(env)
   end
 
   function state.place(node, sm, fields)
-    local task = { sm = sm, node = node, fields = fields }
+    -- sync's fields, so that there is room for them.
+    local task = { sm = sm, node = node, fields = fields, waits = false, ["local"] = 0 }
     local list = g.lists[sm]
     list[#list + 1] = task
     node.tasks[#node.tasks + 1] = task
+    if node.spec.cost == "0" then return end
     local cost = cost_of(node, sm, fields)
     state.layer[sm] = state.layer[sm] + cost
     state.total[sm] = state.total[sm] + cost
@@ -175,9 +163,7 @@ function M.run(g, diag)
       if node.layer ~= layer then break end
       if node.spec.tile == "owner" and node.spec.cost ~= "0" then
         for tile = 0, math.min(node.tiles, sms) - 1 do
-          local fields = own_fields(node)
-          fields.tile = tile
-          cost[tile] = cost[tile] + cost_of(node, tile, fields)
+          cost[tile] = cost[tile] + cost_of(node, tile, own_fields(node, { tile = tile }))
         end
       end
     end

@@ -7,13 +7,14 @@ local abi = require("emit.abi")
 local ops = require("ops")
 local plan = require("plan")
 local writer = require("emit.writer")
+local zeros = require("zeros")
 
 local M = {}
 
 local WORDS = ops.WORDS
 
---- The lists cut into runs: { node =, [i] = { sm =, at = first index of the task's words, less one } }.
-function M.runs(g, sms)
+--- The lists cut into runs: { node =, sms = { of each task }, at = { first index of its words, less one } }.
+local function cut_runs(g, sms)
   local at, runs = {}, {}
   for sm = 0, sms - 1 do
     at[sm] = 1
@@ -30,13 +31,15 @@ function M.runs(g, sms)
     if not node then
       return runs
     end
-    local run = { node = node }
+    local run = { node = node, sms = {}, at = {} }
     for sm = 0, sms - 1 do
       local list = lists[sm]
-      while list[at[sm]] and list[at[sm]].node == node do
-        run[#run + 1] = { sm = sm, at = (at[sm] - 1) * WORDS }
-        at[sm] = at[sm] + 1
+      local i = at[sm]
+      while list[i] and list[i].node == node do
+        run.sms[#run.sms + 1], run.at[#run.at + 1] = sm, (i - 1) * WORDS
+        i = i + 1
       end
+      at[sm] = i
     end
     runs[#runs + 1] = run
   end
@@ -46,13 +49,38 @@ end
 local Columns = {}
 Columns.__index = Columns
 
-function Columns:add(values)
-  local key = table.concat(values, ",")
-  if not self.start[key] then
-    self.start[key] = #self.values
-    table.move(values, 1, #values, #self.values + 1, self.values)
+-- True where the values are there from index `start`, as C counts, onwards.
+function Columns:holds(start, values)
+  local all = self.values
+  for i = 1, #values do
+    if all[start + i] ~= values[i] then
+      return false
+    end
   end
-  return self.start[key]
+  return true
+end
+
+--- Index of the column's first value, as C counts.
+function Columns:add(values)
+  -- A number for the whole column, so that few have to be compared.
+  local key = #values
+  for i = 1, #values do
+    key = key * 31 + values[i]
+  end
+  local same = self.start[key]
+  if not same then
+    same = {}
+    self.start[key] = same
+  end
+  for _, start in ipairs(same) do
+    if self.length[start] == #values and self:holds(start, values) then
+      return start
+    end
+  end
+  local start = #self.values
+  same[#same + 1], self.length[start] = start, #values
+  table.move(values, 1, #values, start + 1, self.values)
+  return start
 end
 
 --- Values of word w (from 0) over a run's tasks: the first, and the column where they differ or nil. lists[i], at[i]:
@@ -62,8 +90,8 @@ local function word_of(lists, at, w, columns)
   local base, n = lists[1][at[1] + w], #lists
   for i = 2, n do
     if lists[i][at[i] + w] ~= base then
-      local values = {}
-      for k = 1, n do
+      local values = zeros(n)
+      for k = i, n do
         values[k] = lists[k][at[k] + w] - base
       end
       return base, columns:add(values)
@@ -73,14 +101,14 @@ local function word_of(lists, at, w, columns)
 end
 
 local function emit_runs(w, ctx)
-  local columns = setmetatable({ values = {}, start = {} }, Columns)
+  local columns = setmetatable({ values = {}, start = {}, length = {} }, Columns)
   local sets, rows = {}, {}
-  for _, run in ipairs(M.runs(ctx.graph, ctx.model.target.sms)) do
+  for _, run in ipairs(cut_runs(ctx.graph, ctx.model.target.sms)) do
     local op = ctx.registry.by_name[run.node.op]
     local header, first = {}, #sets
-    local lists, at, sms = {}, {}, {}
-    for i, task in ipairs(run) do
-      lists[i], at[i], sms[i] = ctx.words[task.sm], task.at, task.sm
+    local lists, at = {}, run.at
+    for i, sm in ipairs(run.sms) do
+      lists[i] = ctx.words[sm]
     end
     for i = 0, ops.FIRST_WORD - 1 do
       local base, column = word_of(lists, at, i, columns)
@@ -95,8 +123,8 @@ local function emit_runs(w, ctx)
         sets[#sets + 1] = ("{NMK_WORD_%s_%s, %d, %d},"):format(op.name:upper(), field.name:upper(), base, column or -1)
       end
     end
-    rows[#rows + 1] = ("{{%s}, %d, %d, %d, %d}, /* %s */"):format(table.concat(header, ", "), #run, columns:add(sms),
-      first, #sets - first, run.node.name)
+    rows[#rows + 1] = ("{{%s}, %d, %d, %d, %d}, /* %s */"):format(table.concat(header, ", "), #run.sms,
+      columns:add(run.sms), first, #sets - first, run.node.name)
   end
   w:open("static const int32_t columns[] = {")
   w:wrap(columns.values)
