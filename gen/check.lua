@@ -36,7 +36,7 @@ local WORDS, AT = ops.WORDS, ops.AT
 
 -- A proof in the making. What the parts hand each other:
 --   plans[node]   what the graph says of a node, and its tasks: plan.sm[i], plan.time[i]; time 1 is a list's first task
---   plan_at[sm]   [time] = plan, false where the graph has no such node
+--   plan_at[sm]   [time] = plan, false where the graph has no such node; index_at[sm][time] = the task's i there
 --   counters[id]  { node, arrivals, pending tasks, base = what who waits learns }
 local Check = {}
 Check.__index = Check
@@ -128,9 +128,10 @@ end
 -- A node's plan; last_writer: of each SM-local buffer, in the order of the nodes.
 local function new_plan(g, node, d, last_writer)
   local plan = { node = node, d = d, tasks = 0, sm = {}, time = {}, groups = {}, words = {}, expect = {} }
+  plan.word_at, plan.word_value = {}, {}              -- of plan.words: lists are compared with them word by word
   for a, access in ipairs(d.accesses) do
-    local group = hb.new_group(node, access.role, access.writes, access.role == ROLE.compute and d.also or nil)
-    group.base, group.own = {}, {}
+    local group = hb.new_group(node, access.role, access.writes, access.role == ROLE.compute and d.also or nil,
+      plan.sm, plan.time)
     plan.groups[a] = group
     plan.words[#plan.words + 1] = {
       word = access.word, buffer = access.name, value = g.buffer[node.bind[access.name]].offset128,
@@ -141,6 +142,7 @@ local function new_plan(g, node, d, last_writer)
       plan.words[#plan.words + 1] = { word = field.word + 1, name = field.name, value = constant(g, node, field) }
     end
   end
+  for i, e in ipairs(plan.words) do plan.word_at[i], plan.word_value[i] = e.word, e.value end
   for _, use in ipairs(d.registers) do
     if not use.writes then plan.expect[use.name] = last_writer[use.name] or false end
   end
@@ -183,14 +185,16 @@ end
 function M.prove(g, words)
   local self = setmetatable({
     g = g, words = words, messages = {}, seen = {}, plans = {}, by_opcode = {}, buffer_at = {}, plan_at = {},
-    counters = {}, stats = { pairs = 0, tasks = 0, waits = 0, counters = g.counters, threads = g.sms * #hb.ROLES },
+    index_at = {}, counters = {},
+    stats = { pairs = 0, tasks = 0, waits = 0, counters = g.counters, threads = g.sms * #hb.ROLES },
   }, Check)
+  for name, method in pairs(Check) do self[name] = method end       -- found at once, for each of many calls
   self:prepare()
   self:budget()
-  self:collect()
+  local clocks_suffice = self:collect()
   for _, node in ipairs(g.nodes) do self:coverage(self.plans[node]) end
   -- What did not run has no clocks; the deadlock is the message.
-  if self:simulate() then
+  if clocks_suffice and self:simulate() then
     local histories = {}
     for _, node in ipairs(g.nodes) do self:order_node(self.plans[node], histories) end
   end

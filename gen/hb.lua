@@ -1,16 +1,18 @@
 -- Happens-before: who knows of whose work, for all (SM, role) threads at once.
 --
 -- A thread walks its SM's list, so the number of a task in the list is its time, and a vector clock says for every
--- thread up to which task its work is known. Two facts keep clocks cheap. Knowledge of other SMs only ever arrives
+-- thread up to which task its work is known. Three facts keep clocks cheap. Knowledge of other SMs only ever arrives
 -- through a counter that everybody waits for in full, so threads share few distinct vectors: a clock is a shared,
--- immutable base plus a number for each role of the own SM. And joins of bases are remembered, so that most are a
--- table lookup.
+-- immutable base plus what is known of the own SM. That is a number for each role, and all of them fit into one integer
+-- (`own`). And joins of bases are remembered, so that most are a table lookup.
 --
 -- Optional tasks (ops.lua) run in all SMs or in none, and sleeping they signal without having waited. So they are a
 -- thread of their own in each SM: it begins with what the helper knows, whose place in the list it takes, and keeps
 -- what it waits for to itself. Of such a task a counter only ever tells that it is over.
 --
 -- Knows threads, times, regions and how the roles of a task follow one another; not what is waited for or why.
+local abi = require("emit.abi")
+local zeros = require("zeros")
 local M = {}
 
 M.ROLES = { "load", "compute", "store", "help", "optional" }
@@ -18,18 +20,54 @@ M.ROLE = { load = 1, compute = 2, store = 3, help = 4, optional = 5 }
 local ROLES = #M.ROLES
 local HELP, OPTIONAL = M.ROLE.help, M.ROLE.optional
 
+-- The times of an SM's roles in one integer, role 1 in the lowest bits: what a list's numbers of tasks need, no more.
+local BITS = abi.TASK_BITS
+local MASK = (1 << BITS) - 1
+assert(ROLES * BITS < 64)
+M.MAX_TIME = MASK
+
+-- Where a role's time is, and all but that.
+local SHIFT, OTHERS = {}, {}
+for role = 1, ROLES do SHIFT[role], OTHERS[role] = (role - 1) * BITS, ~(MASK << (role - 1) * BITS) end
+
+-- Every other role's bits, and the bit above each: subtracting borrows from that where the other time is later.
+local ODD, EVEN, ABOVE_ODD, ABOVE_EVEN = 0, 0, 0, 0
+for role = 1, ROLES do
+  local bits, above = MASK << SHIFT[role], 1 << SHIFT[role] + BITS
+  if role % 2 == 1 then
+    ODD, ABOVE_ODD = ODD | bits, ABOVE_ODD | above
+  else
+    EVEN, ABOVE_EVEN = EVEN | bits, ABOVE_EVEN | above
+  end
+end
+
+-- Of every role the later time of the two.
+local function later(a, b)
+  local odd = (a & ODD | ABOVE_ODD) - (b & ODD) & ABOVE_ODD
+  local even = (a & EVEN | ABOVE_EVEN) - (b & EVEN) & ABOVE_EVEN
+  local from_a = odd - (odd >> BITS) | even - (even >> BITS)
+  return a & from_a | b & ~from_a
+end
+M.later = later
+
+--- The time of a role among those of an SM.
+function M.time_of(own, role) return own >> (role - 1) * BITS & MASK end
+
+--- The times of an SM when only that of one role is known.
+function M.only(role, time) return time << (role - 1) * BITS end
+
 local Clocks = {}
 Clocks.__index = Clocks
 
 --- Threads are numbered sm * 5 + role, role 1 to 5.
 function M.new(sms)
-  local self = setmetatable({ threads = sms * ROLES, bases = 0, base = {}, own = {} }, Clocks)
+  local self = setmetatable({ threads = sms * ROLES, bases = 0, base = {}, own = zeros(sms * ROLES) }, Clocks)
   self.zero = self:new_base()
   for thread = 1, self.threads do
     self.zero[thread] = 0
     self.base[thread] = self.zero
-    for role = 1, ROLES do self.own[thread * ROLES + role] = 0 end
   end
+  for name, method in pairs(Clocks) do self[name] = method end      -- found at once, for each of many calls
   return self
 end
 
@@ -64,10 +102,11 @@ function Clocks:join(a, b)
   return result
 end
 
---- The thread begins task number `time`.
+--- The thread begins task number `time`, which is at most MAX_TIME.
 function Clocks:enter(sm, role, time)
   if role == OPTIONAL then self:learn(sm, OPTIONAL, HELP) end
-  self.own[(sm * ROLES + role) * ROLES + role] = time
+  local own, thread = self.own, sm * ROLES + role
+  own[thread] = own[thread] & OTHERS[role] | time << SHIFT[role]
 end
 
 --- Role `to` learns what role `from` of the same SM knows.
@@ -75,28 +114,19 @@ function Clocks:learn(sm, to, from)
   local a, b = sm * ROLES + to, sm * ROLES + from
   local bases, own = self.base, self.own
   if bases[a] ~= bases[b] then bases[a] = self:join(bases[a], bases[b]) end
-  a, b = a * ROLES, b * ROLES
-  for role = 1, ROLES do
-    local known = own[b + role]
-    if known > 0 and known > own[a + role] then own[a + role] = known end
-  end
+  if own[a] ~= own[b] then own[a] = later(own[a], own[b]) end
 end
 
 --- What a thread knows now, to be learned later by `recall` on the same SM.
 function Clocks:remember(sm, role)
   local thread = sm * ROLES + role
-  local at = thread * ROLES
-  local own = self.own
-  return { base = self.base[thread], table.unpack(own, at + 1, at + ROLES) }
+  return { base = self.base[thread], own = self.own[thread] }
 end
 
 function Clocks:recall(sm, role, memory)
   local thread = sm * ROLES + role
   self.base[thread] = self:join(self.base[thread], memory.base)
-  local own, at = self.own, thread * ROLES
-  for r = 1, ROLES do
-    if memory[r] > own[at + r] then own[at + r] = memory[r] end
-  end
+  self.own[thread] = later(self.own[thread], memory.own)
 end
 
 --- A role of an SM learns a base, a counter's say.
@@ -112,33 +142,24 @@ function Clocks:new_counter()
 end
 
 function Clocks:arrive(counter, sm, role)
-  local time = role == OPTIONAL and self.own[(sm * ROLES + role) * ROLES + role]
-  local thread = sm * ROLES + (time and HELP or role)
-  local base = self.base[thread]
+  local thread = sm * ROLES + (role == OPTIONAL and HELP or role)
+  local base, own = self.base[thread], self.own[thread]
   if base ~= counter.shared then counter.shared = self:join(counter.shared, base) end
-  local at, own, list, n = thread * ROLES, self.own, counter.arrived, counter.n
-  for r = 1, ROLES do
-    local known = own[at + r]
-    if known > 0 then
-      n = n + 2
-      list[n - 1], list[n] = sm * ROLES + r, known
-    end
-  end
-  if time then
-    n = n + 2
-    list[n - 1], list[n] = sm * ROLES + OPTIONAL, time
-  end
-  counter.n = n
+  if role == OPTIONAL then own = later(own, self.own[sm * ROLES + OPTIONAL] & ~OTHERS[OPTIONAL]) end
+  local arrived = counter.arrived
+  arrived[sm] = later(arrived[sm] or 0, own)
 end
 
 --- The base that who waits for all arrivals so far learns.
 function Clocks:close(counter)
   local base = self:new_base()
   table.move(counter.shared, 1, self.threads, 1, base)
-  local list = counter.arrived
-  for i = 1, counter.n, 2 do
-    local thread, known = list[i], list[i + 1]
-    if known > base[thread] then base[thread] = known end
+  -- Any order: an SM has threads of its own.
+  for sm, own in pairs(counter.arrived) do
+    for role = 1, ROLES do
+      local thread, known = sm * ROLES + role, own >> SHIFT[role] & MASK
+      if known > base[thread] then base[thread] = known end
+    end
   end
   return base
 end
@@ -187,19 +208,19 @@ end
 
 -- Groups: the accesses of one node to one buffer by one role, one member per task.
 
---- also: another role whose progress past the task says that the accesses are over, or nil.
-function M.new_group(node, role, writes, also)
+--- also: another role whose progress past the task says that the accesses are over, or nil. sms, times: of the node's
+--- tasks; the lists may still grow. The regions, lo, lo + step, ... below hi, are set by who has them.
+function M.new_group(node, role, writes, also, sms, times)
   return {
-    node = node, role = role, writes = writes, also = also, n = 0, sm = {}, time = {}, lo = {}, hi = {}, step = {},
+    node = node, role = role, writes = writes, also = also, sm = sms, time = times,
+    lo = {}, hi = {}, step = {},
     unknown = {},               -- [base] = members that the base does not know, once asked for
   }
 end
 
---- A member's region is lo, lo + step, ... below hi.
-function M.add(group, sm, time, lo, hi, step)
-  local n = group.n + 1
-  group.n = n
-  group.sm[n], group.time[n], group.lo[n], group.hi[n], group.step[n] = sm, time, lo, hi, step
+--- Makes room for the regions of n members.
+function M.make_room(group, n)
+  group.lo, group.hi, group.step = zeros(n), zeros(n), zeros(n)
 end
 
 local NOTHING = {}
@@ -209,7 +230,7 @@ function M.unknown(group, base)
   local list = group.unknown[base]
   if list then return list end
   local role, also, sms, times = group.role, group.also or group.role, group.sm, group.time
-  for i = 1, group.n do
+  for i = 1, #sms do
     local at, time = sms[i] * ROLES, times[i]
     if base[at + role] < time and base[at + also] < time then
       list = list or {}

@@ -11,6 +11,7 @@
 local hb = require("hb")
 local ops = require("ops")
 local region = require("region")
+local zeros = require("zeros")
 local M = {}
 
 local MAX_WAITS = 2             -- that a descriptor has room for
@@ -18,6 +19,8 @@ local MAX_WAITS = 2             -- that a descriptor has room for
 local ROLE = hb.ROLE
 local ROLES = #hb.ROLES
 local STORE = ROLE.store
+local time_of = hb.time_of
+local NO_WAITS = {}
 
 -- Who runs after whose wait in one task.
 local COVERS = { compute = { compute = true, store = true }, store = { store = true }, help = { help = true } }
@@ -52,47 +55,61 @@ end
 local Sync = {}
 Sync.__index = Sync
 
--- What `role` knows of the own SM once the wait of role `wait` is over.
-local function own_time(clocks, sm, role, wait, of)
-  local a, b = clocks.own[(sm * ROLES + role) * ROLES + of], clocks.own[(sm * ROLES + wait) * ROLES + of]
-  return a > b and a or b
-end
-
--- True where a member of the group touches what the task's access touches and the access is not ordered after it,
--- although its role knows `base`.
+-- True where a member of the group, of those `unknown`, touches what the task's access touches and the access is not
+-- ordered after it by the own SM's clocks either.
 function Sync:conflicts(group, unknown, access, task, wait)
-  local sm = task.sm
+  local sm, own = task.sm, self.clocks.own
+  local sms, los, his, steps = group.sm, group.lo, group.hi, group.step
   local lo, hi, step = access.region(task.fields, sm)
   for i = 1, #unknown do
     local m = unknown[i]
-    local known = group.sm[m] == sm and not (group.role == STORE and access.role == STORE)
-      and own_time(self.clocks, sm, access.role, wait, group.role) >= group.time[m]
-    if not known and region.overlap(lo, hi, step, group.lo[m], group.hi[m], group.step[m]) then return true end
+    local lo_m, hi_m, step_m = los[m], his[m], steps[m]
+    if lo < hi_m and lo_m < hi and (step == 1 and step_m == 1 and lo < hi and lo_m < hi_m
+      or region.overlap(lo, hi, step, lo_m, hi_m, step_m)) then
+      if sms[m] ~= sm or group.role == STORE and access.role == STORE then return true end
+      local role, time = group.role, group.time[m]
+      if time_of(own[sm * ROLES + access.role], role) < time and time_of(own[sm * ROLES + wait], role) < time then
+        return true
+      end
+    end
   end
   return false
+end
+
+-- Of what was done to the buffer before, the latest first: what the access must come after and who knows `base` does
+-- not know to be over. Kept while a node is visited: the history is the same for all its tasks.
+local function open_groups(access, base)
+  local open, history = {}, access.history
+  for h = #history, 1, -1 do
+    local group = history[h]
+    if (group.writes or access.writes) and #hb.unknown(group, base) > 0 then open[#open + 1] = group end
+  end
+  access.open[base] = open
+  return open
 end
 
 -- The latest earlier group that an access of the task must come after and, as things stand, does not.
 function Sync:missing(node, task, d)
   local clocks, sm, latest = self.clocks, task.sm, nil
+  local bases = clocks.base
   for a = 1, #d.accesses do
     local access = d.accesses[a]
     local wait = access.covered and d.wait or access.role
-    local base = clocks.base[sm * ROLES + access.role]
-    if wait ~= access.role then base = clocks:join(base, clocks.base[sm * ROLES + wait]) end
-    local history = access.history
-    for h = #history, 1, -1 do
-      local group = history[h]
+    local base = bases[sm * ROLES + access.role]
+    if wait ~= access.role then
+      local more = bases[sm * ROLES + wait]
+      if more ~= base then base = clocks:join(base, more) end
+    end
+    local open = access.open[base] or open_groups(access, base)
+    for i = 1, #open do
+      local group = open[i]
       local matters = not latest or group.node.id > latest.node.id or not access.covered
-      if matters and (group.writes or access.writes) then
-        local unknown = hb.unknown(group, base)
-        if #unknown > 0 and self:conflicts(group, unknown, access, task, wait) then
-          if not access.covered then
-            self:fail(node.spec, "%s on SM %d: role %s uses %s after %s, but the op waits in role %s", node.name, sm,
-              access.role_name, access.name, group.node.name, node.spec.wait)
-          else
-            latest = group
-          end
+      if matters and self:conflicts(group, group.unknown[base], access, task, wait) then
+        if not access.covered then
+          self:fail(node.spec, "%s on SM %d: role %s uses %s after %s, but the op waits in role %s", node.name, sm,
+            access.role_name, access.name, group.node.name, node.spec.wait)
+        else
+          latest = group
         end
       end
     end
@@ -102,9 +119,13 @@ end
 
 -- The counter to wait for so that the group's accesses are known to be over: the earliest node that says so.
 function Sync:counter_for(group, before)
+  if group.source then return group.source end
   for id = group.node.id, before.id - 1 do
     local base = self.counter_base[id]
-    if base and #hb.unknown(group, base) == 0 then return self.g.nodes[id] end
+    if base and #hb.unknown(group, base) == 0 then
+      group.source = self.g.nodes[id]
+      return group.source
+    end
   end
 end
 
@@ -112,10 +133,21 @@ function Sync:fail(op, fmt, ...)
   self.diag:error({ file = op.file, line = 1, col = 1 }, fmt, ...)
 end
 
+-- The wait for a node's counter: one table for all who wait.
+function Sync:wait_for(source)
+  local wait = self.waits[source]
+  if not wait then
+    wait = { node = source, arrivals = #source.tasks * source.spec.arrivals, alone = {} }
+    wait.alone[1] = wait
+    self.waits[source] = wait
+  end
+  return wait
+end
+
 -- Adds to the task the waits it needs.
 function Sync:add_waits(node, task, d)
   local clocks, sm, wait = self.clocks, task.sm, d.wait
-  local waits = {}
+  local waits = NO_WAITS
   while true do
     local latest = self:missing(node, task, d)
     if not latest then break end
@@ -130,14 +162,16 @@ function Sync:add_waits(node, task, d)
         waits[1].node.name, waits[2].node.name, source.name)
       break
     end
-    waits[#waits + 1] = { node = source, arrivals = #source.tasks * source.spec.arrivals }
+    local more = self:wait_for(source)
+    waits = waits[1] and { waits[1], more } or more.alone
     clocks:learn_base(sm, wait, self.counter_base[source.id])
   end
   task.waits = waits
 end
 
--- The clocks of one task's roles, in the order in which they run; waits are added on the way.
-function Sync:visit(node, task, d, counter)
+-- The clocks of one task's roles, in the order in which they run; waits are added on the way. i: the task's number in
+-- the node.
+function Sync:visit(node, task, d, counter, i)
   local clocks, sm = self.clocks, task.sm
   local time = self.time[sm] + 1
   self.time[sm] = time
@@ -152,32 +186,36 @@ function Sync:visit(node, task, d, counter)
       task["local"] = #instances - 1
     end
   end
-  for i = 1, #d.roles do clocks:enter(sm, d.roles[i], time) end
-  for _, role in ipairs(d.local_readers) do
-    if #instances > 0 then clocks:recall(sm, role, instances[#instances]) end
+  for k = 1, #d.roles do clocks:enter(sm, d.roles[k], time) end
+  for k = 1, #instances > 0 and #d.local_readers or 0 do
+    clocks:recall(sm, d.local_readers[k], instances[#instances])
   end
   if d.load_feeds then clocks:learn(sm, d.compute and ROLE.compute or STORE, ROLE.load) end
   self:add_waits(node, task, d)
   if d.store_follows then clocks:learn(sm, STORE, ROLE.compute) end
   if d.local_writer then instances[#instances + 1] = clocks:remember(sm, d.local_writer) end
   if counter then clocks:arrive(counter, sm, d.signal) end
+  self.node_sms[i], self.node_times[i] = sm, time
   for a = 1, #d.accesses do
     local access = d.accesses[a]
-    local lo, hi, step = access.region(task.fields, sm)
-    hb.add(access.group, sm, time, lo, hi, step)
+    local group, lo, hi, step = access.group, access.region(task.fields, sm)
+    group.lo[i], group.hi[i], group.step[i] = lo, hi, step
     access.units = access.units + region.count(lo, hi, step)
   end
 end
 
 function Sync:visit_node(node)
-  local d = self.digests[node.op]
+  local d, tasks = self.digests[node.op], node.tasks
+  self.node_sms, self.node_times = zeros(#tasks), zeros(#tasks)
   for _, access in ipairs(d.accesses) do
-    access.group = hb.new_group(node, access.role, access.writes, access.role == ROLE.compute and d.also or nil)
-    access.history, access.units = self.history[node.bind[access.name]] or {}, 0
+    access.group = hb.new_group(node, access.role, access.writes, access.role == ROLE.compute and d.also or nil,
+      self.node_sms, self.node_times)
+    hb.make_room(access.group, #tasks)
+    access.history, access.open, access.units = self.history[node.bind[access.name]] or {}, {}, 0
   end
   local counter = d.signal and self.clocks:new_counter()
-  for _, task in ipairs(node.tasks) do self:visit(node, task, d, counter) end
-  if counter and #node.tasks > 0 then self.counter_base[node.id] = self.clocks:close(counter) end
+  for i, task in ipairs(tasks) do self:visit(node, task, d, counter, i) end
+  if counter and #tasks > 0 then self.counter_base[node.id] = self.clocks:close(counter) end
   for _, access in ipairs(d.accesses) do
     local actual = node.bind[access.name]
     local history = self.history[actual] or {}          -- not access.history: the node may have begun it anew
@@ -197,32 +235,30 @@ function M.run(g, diag)
     history = {},               -- [buffer] = groups since it was last written as a whole
     counter_base = {},          -- [node id] = what who waits for the node's counter learns
     time = {},                  -- [sm] = tasks so far
+    waits = {},                 -- [node] = the wait for its counter
     instances = {},             -- [sm] = what the writer of each instance of SM-local data knew
   }, Sync)
   local shared = ops.shared_buffers(g.registry)
   for _, op in ipairs(g.registry.list) do
     if g.used[op.name] then self.digests[op.name] = digest(g, op, shared) end
   end
-  for sm = 0, g.sms - 1 do self.time[sm], self.instances[sm] = 0, {} end
+  for sm = 0, g.sms - 1 do
+    if #g.lists[sm] > hb.MAX_TIME then
+      diag:error({ file = g.model.source }, "SM %d has %d tasks, a list holds at most %d", sm, #g.lists[sm],
+        hb.MAX_TIME)
+      return g
+    end
+    self.time[sm], self.instances[sm] = 0, {}
+  end
   for _, node in ipairs(g.nodes) do self:visit_node(node) end
 
-  local waited = {}
-  for _, node in ipairs(g.nodes) do
-    for _, task in ipairs(node.tasks) do
-      for _, wait in ipairs(task.waits) do waited[wait.node] = true end
-    end
-  end
   g.counters = 0
   for _, node in ipairs(g.nodes) do
     node.counter = nil
-    if waited[node] then
-      node.counter = g.counters
+    local wait = self.waits[node]
+    if wait then
+      node.counter, wait.counter = g.counters, g.counters
       g.counters = g.counters + 1
-    end
-  end
-  for _, node in ipairs(g.nodes) do
-    for _, task in ipairs(node.tasks) do
-      for _, wait in ipairs(task.waits) do wait.counter = wait.node.counter end
     end
   end
   return g

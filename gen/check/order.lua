@@ -4,22 +4,21 @@
 -- A history is the list of access groups of a buffer. It begins anew with a group that writes all of the buffer: what
 -- came before is proved to come before that group, and what follows is proved to come after it. Not so with an optional
 -- node's: asleep it is no link between the two.
-local abi = require("emit.abi")
 local hb = require("hb")
+local ops = require("ops")
 local region = require("region")
 local M = {}
 
-local BITS = abi.TASK_BITS
-local MASK = (1 << BITS) - 1
+local WORDS = ops.WORDS
 local LOAD, COMPUTE, STORE = hb.ROLE.load, hb.ROLE.compute, hb.ROLE.store
 
 -- True where member n of `later` knows from its own SM that member m of `earlier` is over.
 local function known_own(later, n, earlier, m)
   local role, time, own = earlier.role, earlier.time[m], later.own[n]
   if earlier.sm[m] ~= later.sm[n] or role == STORE and later.role == STORE then return false end
-  if (own >> ((role - 1) * BITS) & MASK) >= time then return true end
+  if hb.time_of(own, role) >= time then return true end
   local also = earlier.also
-  return also ~= nil and later.role ~= also and (own >> ((also - 1) * BITS) & MASK) >= time
+  return also ~= nil and later.role ~= also and hb.time_of(own, also) >= time
 end
 
 local function touch(later, n, earlier, m)
@@ -37,7 +36,7 @@ local WHAT = {
 -- Every member of `later` against every member of `earlier` that it may touch.
 function M:ordered(later, earlier, buffer)
   local last, unknown
-  for n = 1, later.n do
+  for n = 1, #later.sm do
     local base = later.base[n]
     if base ~= last then last, unknown = base, hb.unknown(earlier, base) end
     for i = 1, #unknown do
@@ -49,13 +48,24 @@ function M:ordered(later, earlier, buffer)
       end
     end
   end
-  self.stats.pairs = self.stats.pairs + later.n * earlier.n
+  self.stats.pairs = self.stats.pairs + #later.sm * #earlier.sm
+end
+
+-- What each member touches, as its words say.
+function M:find_regions(group, region_of)
+  local sms, times, words = group.sm, group.time, self.words
+  hb.make_room(group, #sms)
+  local los, his, steps = group.lo, group.hi, group.step
+  for i = 1, #sms do
+    local sm = sms[i]
+    los[i], his[i], steps[i] = region_of(words[sm], (times[i] - 1) * WORDS, sm)
+  end
 end
 
 -- Returns false where a region leaves the buffer.
 function M:in_bounds(group, buffer, claim)
   local good = true
-  for n = 1, claim and 0 or group.n do
+  for n = 1, claim and 0 or #group.sm do
     local lo, hi = group.lo[n], group.hi[n]
     if lo < 0 or hi > buffer.extent or group.step[n] < 1 then
       self:report("bounds" .. group.node.name, "%s: region %d to %d of %s is out of range, which has %d units",
@@ -69,9 +79,16 @@ end
 -- Whose each unit is that a group writes, and whether that is all of the buffer. Two tasks of a node may not write the
 -- same, but may add to it; claimed units are somebody's, each once, by the op's contract.
 function M:written_units(group, buffer, claim, adds)
+  if claim then return {}, true end
+  -- Mostly the members are side by side and all of the buffer: nobody asks for single units then.
+  local at = 0
+  for n = 1, #group.sm do
+    if group.lo[n] ~= at or group.hi[n] <= at or group.step[n] ~= 1 then break end
+    at = group.hi[n]
+    if n == #group.sm and at == buffer.extent then return {}, true end
+  end
   local owner, count = {}, 0
-  if claim then return owner, true end
-  for n = 1, group.n do
+  for n = 1, #group.sm do
     for unit = group.lo[n], group.hi[n] - 1, group.step[n] do
       local other = owner[unit]
       if other and not adds then
@@ -89,7 +106,7 @@ end
 -- The units that a group reads or adds to were all written in this step.
 function M:all_written(group, history, buffer)
   if history.full then return end
-  for n = 1, group.n do
+  for n = 1, #group.sm do
     for unit = group.lo[n], group.hi[n] - 1, group.step[n] do
       if not history.units[unit] then
         self:report("unwritten" .. group.node.name, "%s %s unit %d of %s, which no earlier task of the step writes",
@@ -104,8 +121,8 @@ end
 -- where hb.lua says so.
 function M:apart(writes, access, d, buffer)
   local in_turn = access.role == writes.role or access.role == COMPUTE and writes.role == STORE and d.store_follows
-  for n = 1, writes.n do
-    for m = 1, access.n do
+  for n = 1, #writes.sm do
+    for m = 1, #access.sm do
       local same_task = writes.sm[n] == access.sm[m] and writes.time[n] == access.time[m]
       if not (same_task and in_turn) and touch(writes, n, access, m) then
         self:report("apart" .. writes.node.name .. buffer.name, "%s writes %s without being ordered with %s, which " ..
@@ -142,6 +159,7 @@ function M:order_node(plan, histories)
       self:report(nil, "%s: load reads %s, which this step writes: bulk copies may only read data older than the " ..
         "launch", node.name, buffer.name)
     end
+    self:find_regions(group, access.region)
     bounded[a] = self:in_bounds(group, buffer, access.claim)
     if bounded[a] then
       if access.adds or not access.writes then self:all_written(group, history, buffer) end

@@ -3,15 +3,15 @@
 --
 -- Each SM is one sequential walker, so no queue has slack. Only what truly orders work goes into clocks: what hb.lua
 -- says of the roles of a task, counters waited for in full, and the barrier of the route.
-local abi = require("emit.abi")
 local hb = require("hb")
 local ops = require("ops")
+local zeros = require("zeros")
 local M = {}
 
 local ROLE = hb.ROLE
-local LOAD, COMPUTE, STORE, HELP, OPTIONAL = ROLE.load, ROLE.compute, ROLE.store, ROLE.help, ROLE.optional
+local LOAD, COMPUTE, STORE = ROLE.load, ROLE.compute, ROLE.store
 local ROLES = #hb.ROLES
-local BITS = abi.TASK_BITS
+local LOAD_AND_COMPUTE = hb.only(LOAD, hb.MAX_TIME) | hb.only(COMPUTE, hb.MAX_TIME)
 local WORDS, AT = ops.WORDS, ops.AT
 local W_WAIT_A, W_ARRIVALS_A, W_WAIT_B, W_ARRIVALS_B = AT.wait_a, AT.arrivals_a, AT.wait_b, AT.arrivals_b
 local W_SIGNAL, W_LOCAL = AT.signal, AT["local"]
@@ -53,7 +53,7 @@ end
 -- True where a role of the SM knows that role `of` is past `time`.
 local function knows(clocks, sm, role, of, time)
   local thread = sm * ROLES + role
-  return clocks.base[thread][sm * ROLES + of] >= time or clocks.own[thread * ROLES + of] >= time
+  return clocks.base[thread][sm * ROLES + of] >= time or hb.time_of(clocks.own[thread], of) >= time
 end
 
 -- Readers of an instance learn what its writer knew. Returns false where the writer comes later in the list: the
@@ -108,23 +108,20 @@ function M:write_local(plan, state, instance, sm, time)
   state.written = instance + 1
 end
 
--- Notes an access with its region and what its role knows.
-function M:note(plan, a, words, start, sm, time)
-  local access, group, clocks = plan.d.accesses[a], plan.groups[a], self.clocks
-  hb.add(group, sm, time, access.region(words, start, sm))
-  local thread = sm * ROLES + access.role
-  local own, at = clocks.own, thread * ROLES
-  local base, loaded, computed = clocks.base[thread], own[at + LOAD], own[at + COMPUTE]
-  if plan.d.also and access.role == STORE then
-    -- A store that happens comes after its compute, although the signal may not.
-    local other = sm * ROLES + COMPUTE
-    base = clocks:join(base, clocks.base[other])
-    loaded, computed = math.max(loaded, own[other * ROLES + LOAD]), time
+-- Notes what the role of each access knows. i: the task's number in the plan.
+function M:note(plan, i, sm)
+  local accesses, groups, clocks = plan.d.accesses, plan.groups, self.clocks
+  local bases, owns, first = clocks.base, clocks.own, sm * ROLES
+  for a = 1, #accesses do
+    local group, role = groups[a], accesses[a].role
+    local base, own = bases[first + role], owns[first + role]
+    if role == STORE and plan.d.also then
+      -- A store that happens comes after its compute, although the signal may not.
+      base = clocks:join(base, bases[first + COMPUTE])
+      own = hb.later(own, owns[first + COMPUTE] & LOAD_AND_COMPUTE)
+    end
+    group.base[i], group.own[i] = base, own
   end
-  local n = group.n
-  group.base[n] = base
-  group.own[n] = loaded | computed << BITS | own[at + STORE] << 2 * BITS | own[at + HELP] << 3 * BITS |
-    own[at + OPTIONAL] << 4 * BITS
 end
 
 function M:arrive(signal, role, sm)
@@ -153,7 +150,7 @@ function M:run_task(plan, words, start, sm, time, state)
   if d.store_follows then clocks:learn(sm, STORE, COMPUTE) end
   if #d.registers > 0 then self:use_registers(plan, state, sm, time) end
   if d.local_writer then self:write_local(plan, state, words[start + W_LOCAL], sm, time) end
-  for a = 1, #d.accesses do self:note(plan, a, words, start, sm, time) end
+  self:note(plan, self.index_at[sm][time], sm)
   local signal = words[start + W_SIGNAL]
   if signal ~= -1 and d.signal then self:arrive(signal, d.signal, sm) end
   return true
@@ -195,6 +192,9 @@ function M:simulate()
     -- done: tasks run; writer: of registers; instances, written: of the data in shared memory
     self.locals[sm] = { done = 0, writer = {}, instances = {}, written = 0 }
     self.ready[sm + 1] = sm
+  end
+  for _, plan in pairs(self.plans) do
+    for _, group in ipairs(plan.groups) do group.base, group.own = zeros(plan.tasks), zeros(plan.tasks) end
   end
   local next_ready = 1
   while next_ready <= #self.ready do

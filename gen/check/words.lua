@@ -1,11 +1,12 @@
 -- The part of the proof that needs no clocks: every word against the graph, all work once, everything fits.
 local abi = require("emit.abi")
+local hb = require("hb")
 local memory = require("memory")
 local ops = require("ops")
+local zeros = require("zeros")
 local M = {}
 
--- Hang records and the clocks of order.lua have so many bits for a task.
-local MAX_LIST = (1 << abi.TASK_BITS) - 1
+local MAX_LIST = hb.MAX_TIME    -- hang records have as many bits for a task as clocks
 
 local UNIT, KIB = memory.UNIT, memory.KIB
 local WORDS = ops.WORDS
@@ -77,15 +78,20 @@ function M:wrong_word(plan, e, value, sm, time)
   end
 end
 
---- Walks all lists once: which tasks belong to which node, who signals what.
+--- Walks all lists once: which tasks belong to which node, who signals what. Returns false where a list is too long for
+--- the clocks.
 function M:collect()
-  local by_opcode, sms = self.by_opcode, self.g.sms
+  local by_opcode, sms, fit = self.by_opcode, self.g.sms, true
   for sm = 0, sms - 1 do
-    local words, plan_at = self.words[sm], {}
+    local words = self.words[sm]
     local n = #words // WORDS
-    self.plan_at[sm] = plan_at
+    local plan_at, index_at = zeros(n), zeros(n)
+    self.plan_at[sm], self.index_at[sm] = plan_at, index_at
     self.stats.tasks = self.stats.tasks + n
-    if n > MAX_LIST then self:report(nil, "SM %d has %d tasks, a list holds at most %d", sm, n, MAX_LIST) end
+    if n > MAX_LIST then
+      self:report(nil, "SM %d has %d tasks, a list holds at most %d", sm, n, MAX_LIST)
+      fit = false
+    end
     for time = 1, n do
       local base = (time - 1) * WORDS
       local of_layer = by_opcode[words[base + W_OPCODE]]
@@ -95,16 +101,18 @@ function M:collect()
         self:report(nil, "%s: the graph has no such node", self:name(sm, time))
       else
         local i = plan.tasks + 1
-        plan.tasks, plan.sm[i], plan.time[i] = i, sm, time
-        local expected = plan.words
-        for k = 1, #expected do
-          local e = expected[k]
-          if words[base + e.word] ~= e.value then self:wrong_word(plan, e, words[base + e.word], sm, time) end
+        plan.tasks, plan.sm[i], plan.time[i], index_at[time] = i, sm, time, i
+        local at, value = plan.word_at, plan.word_value
+        for k = 1, #at do
+          if words[base + at[k]] ~= value[k] then
+            self:wrong_word(plan, plan.words[k], words[base + at[k]], sm, time)
+          end
         end
         if words[base + W_SIGNAL] ~= -1 then self:count_signal(words[base + W_SIGNAL], plan, sm, time) end
       end
     end
   end
+  return fit
 end
 
 function M:count_signal(signal, plan, sm, time)
@@ -159,7 +167,7 @@ function M:coverage(plan)
   if tile == "cyclic" then return self:cyclic_coverage(plan) end
   local total = tile == "columns" and g.columns or tile == "every" and g.sms or node.tiles
   local work, word, what = WORK[tile], node.spec.word, WHAT[tile]
-  local from, to, order, sorted = {}, {}, {}, true
+  local from, to, order, sorted = zeros(plan.tasks), zeros(plan.tasks), zeros(plan.tasks), true
   for i = 1, plan.tasks do
     local sm = plan.sm[i]
     from[i], to[i] = work(word, self.words[sm], (plan.time[i] - 1) * WORDS, sm)

@@ -25,4 +25,26 @@ with("arrays that overlap", function(g) g.array.o.kib = g.array.o.kib - 1 end,
   "weight arena: array o at KiB * overlaps qkv")
 with("an array past the end", function(g) g.weights_kib = g.weights_kib - 1 end,
   "weight arena: array down ends at KiB * of *")
+
+-- Lists longer than a clock can count: sync does not begin, and check says it of lists that others made.
+local TICK = [[/*@op
+name = "tick", summary = "one word on every SM", tile = "every", task = {}, reads = {},
+writes = { {"word", "f32", role = "store", lo = "sm", hi = "sm + 1"} }, cost = "0",
+@*/
+//@device store
+//@reference]]
+local function ticks(n)
+  local layers = {}
+  for i = 1, n do layers[i] = { { op = "tick" } } end
+  return helper.custom({ TICK }, layers, { { name = "word", bytes = 512, extent = 2 } }, 2)
+end
+
+local _, why = ticks(4096)
+helper.ok("sync: a list that is too long", why and #why == 1 and
+  why[1]:find("SM 0 has 4096 tasks, a list holds at most 4095", 1, true), why and table.concat(why, "; "))
+local longest = assert(ticks(4095))
+local words = helper.words(longest)
+helper.proved("the longest list", longest, words)
+helper.refused("check: a list that is too long", helper.broken(longest, words):repeat_task(1, 4094),
+  "SM 1 has 4096 tasks, a list holds at most 4095")
 helper.done()
