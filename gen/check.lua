@@ -5,7 +5,8 @@
 --
 --   words      every word that the op reads is what the graph says it must be; all of a node's work is there, once;
 --              weights, buffers, shared memory and registers fit                                (check/words.lua)
---   counters   a counter has one node; a wait is for all arrivals, because a partial count does not say who arrived
+--   counters   a counter has one node, or the passes of one wave; a wait is for all arrivals, because a partial count
+--              does not say who arrived
 --   progress   the lists run to their end with no slack in any queue between the roles of an SM. Ring, job buffers and
 --              descriptor queue only ever let a role run ahead, so what ends without them ends with any depth of them
 --   SM-local   registers hold what the graph's last writer put there, the two shared-memory copies of the route are not
@@ -62,8 +63,8 @@ function Check:name(sm, time)
   local plan = self.plan_at[sm][time]
   local base = (time - 1) * WORDS
   local words = self.words[sm]
-  local what = plan and plan.node.name or ("opcode %s of layer %s"):format(words[base + AT.opcode],
-    words[base + AT.layer])
+  local what = plan and plan.node.name or ("opcode %s of node %s"):format(words[base + AT.opcode],
+    words[base + AT.node])
   return ("%s on SM %d (task %d)"):format(what, sm, time - 1)
 end
 
@@ -125,7 +126,19 @@ local function constant(g, node, field)
   return value
 end
 
--- A node's plan; last_writer: of each SM-local buffer, in the order of the nodes.
+-- Who wrote SM-local data last, as the nodes are: a list of nodes, the latest first, up to one that is on every SM. A
+-- pass with fewer tiles than SMs leaves the data of the others as it was.
+local function writers_of(last)
+  local list = {}
+  while last do
+    list[#list + 1] = last.node
+    if last.node.first_pass == last.node then break end
+    last = last.before
+  end
+  return list
+end
+
+-- A node's plan; last_writer: of each SM-local buffer, in the order of the nodes, with those before.
 local function new_plan(g, node, d, last_writer)
   local plan = { node = node, d = d, tasks = 0, sm = {}, time = {}, groups = {}, words = {}, expect = {} }
   plan.word_at, plan.word_value = {}, {}              -- of plan.words: lists are compared with them word by word
@@ -144,13 +157,13 @@ local function new_plan(g, node, d, last_writer)
   end
   for i, e in ipairs(plan.words) do plan.word_at[i], plan.word_value[i] = e.word, e.value end
   for _, use in ipairs(d.registers) do
-    if not use.writes then plan.expect[use.name] = last_writer[use.name] or false end
+    if not use.writes then plan.expect[use.name] = writers_of(last_writer[use.name]) end
   end
-  if d.local_name and not d.local_writer then plan.expect[d.local_name] = last_writer[d.local_name] or false end
+  if d.local_name and not d.local_writer then plan.expect[d.local_name] = writers_of(last_writer[d.local_name]) end
   for _, use in ipairs(d.registers) do
-    if use.writes then last_writer[use.name] = node end
+    if use.writes then last_writer[use.name] = { node = node, before = last_writer[use.name] } end
   end
-  if d.local_writer then last_writer[d.local_name] = node end
+  if d.local_writer then last_writer[d.local_name] = { node = node, before = last_writer[d.local_name] } end
   return plan
 end
 
@@ -163,8 +176,6 @@ function Check:prepare()
     digests[op.name] = digests[op.name] or digest(g, op, shared)
     local plan = new_plan(g, node, digests[op.name], last_writer)
     self.plans[node] = plan
-    self.by_opcode[op.opcode] = self.by_opcode[op.opcode] or {}
-    self.by_opcode[op.opcode][node.layer] = plan
   end
 end
 
@@ -184,9 +195,8 @@ end
 --- statistics.
 function M.prove(g, words)
   local self = setmetatable({
-    g = g, words = words, messages = {}, seen = {}, plans = {}, by_opcode = {}, buffer_at = {}, plan_at = {},
-    index_at = {}, counters = {},
-    stats = { pairs = 0, tasks = 0, waits = 0, counters = g.counters, threads = g.sms * #hb.ROLES },
+    g = g, words = words, messages = {}, seen = {}, plans = {}, buffer_at = {}, plan_at = {}, index_at = {},
+    counters = {}, stats = { pairs = 0, tasks = 0, waits = 0, counters = g.counters, threads = g.sms * #hb.ROLES },
   }, Check)
   for name, method in pairs(Check) do self[name] = method end       -- found at once, for each of many calls
   self:prepare()

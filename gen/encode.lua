@@ -29,7 +29,7 @@ local function node_words(g, op, node)
   for i = 1, ops.WORDS do
     words[i] = 0
   end
-  words[AT.opcode], words[AT.layer], words[AT.signal] = op.opcode, node.layer, node.counter or -1
+  words[AT.opcode], words[AT.node], words[AT.signal] = op.opcode, node.id - 1, node.last_pass.counter or -1
   for _, field in ipairs(op.fields) do
     last = math.max(last, field.word + 1)
     if field.buffer then

@@ -15,7 +15,7 @@ local FAMILY = {
   { "name", "string" }, { "summary", "string" }, { "shape", "table" }, { "rules", "table" }, { "waves", "table" },
   { "layer", "function" }, { "values", "function" }, { "buffers", "function" }, { "front", "function" },
   { "block", "function" }, { "back", "function" }, { "arrays", "function" }, { "tensors", "function" },
-  { "config", "function" },
+  { "config", "function" }, { "residuals", "integer", optional = true },
 }
 
 -- What a family's functions give: { key, type, optional = true where it may be left out, choices = }.
@@ -24,6 +24,7 @@ local RECORDS = {
   node = {
     { "op", "string" }, { "tiles", "integer", optional = true }, { "units", "integer", optional = true },
     { "fields", "table", optional = true }, { "weights", "table", optional = true },
+    { "residual", "integer", optional = true },
   },
   arrays = {
     { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },
@@ -163,9 +164,9 @@ function M.load(path, name, diag)
   end
   for _, part in ipairs(FAMILY) do
     local value = family[part[1]]
-    if value == nil then
+    if value == nil and not part.optional then
       diag:error({ file = name, line = 1, col = 1 }, "missing part '%s', %s", part[1], article(part[2]))
-    elseif type(value) ~= part[2] then
+    elseif value ~= nil and kind_of(value) ~= part[2] then
       diag:error(at(part[1]), "part '%s' must be %s, not %s", part[1], article(part[2]), article(kind_of(value)))
     end
   end
@@ -207,7 +208,10 @@ local function check_record(what, record, keys, pos, diag)
   return diag:count() == before
 end
 
--- Every element of every array is filled by tensors, each row once.
+-- Rows at an array's end that no tensor fills; the loader leaves them zero.
+local PADDING = 15
+
+-- Every element of every array is filled by tensors, each row once, but for rows that pad the last tile.
 local function check_tensors(arrays, tensors, pos, diag)
   local by_name, array_names, parts = {}, {}, {}
   for i, array in ipairs(arrays) do
@@ -238,7 +242,7 @@ local function check_tensors(arrays, tensors, pos, diag)
           row = once and row + t.rows or math.min(row, t.row0)
         end
       end
-      if not once or row ~= array.rows then
+      if not once or row > array.rows or row < array.rows - (row > 0 and PADDING or 0) then
         diag:error(pos, "array '%s': layer %d has %d rows, and tensors do not fill row %d just once", array.name, layer,
           array.rows, row)
         break
@@ -301,6 +305,11 @@ function M.check(m, family, diag)
       end
       if check_record(what, block[wave], RECORDS.node, family.at("block"), diag) then
         check_weights(what, block[wave], spans, family.at("block"), diag)
+        local residual, residuals = block[wave].residual or 0, family.residuals or 1
+        if residual < 0 or residual >= residuals then
+          diag:error(family.at("block"), "%s: residual must be 0 to %d, for a layer adds to the residual %d time%s; it is %d",
+            what, residuals - 1, residuals, residuals == 1 and "" or "s", residual)
+        end
       end
     end
     if diag:count() > before then return end

@@ -1,11 +1,17 @@
 -- The op graph: a family's block recipe unrolled over the layers, in wave order.
 --
 -- A node is one op instance. The order of g.nodes is the meaning of the step: running the nodes one after the other is
--- correct by construction, and every later stage only has to keep that meaning. (op, layer) names a node; layer is -1
--- before the first and after the last layer, -2 for the second node of an op there, and so on.
+-- correct by construction, and every later stage only has to keep that meaning. A task names its node by number, id - 1.
 --
---   g.nodes    { id, op = name, spec = the op's registry entry, layer, name, tiles | units, fields, bind, weights }
---              bind[formal buffer] = actual buffer's name; fields: constant task fields
+-- Where there are more tiles than SMs to own them, the wave, with all waves around it that are dealt to owners, is done
+-- in passes: the first `sms` tiles of all these waves, then the next, so that an SM still has one tile in hand. Each
+-- pass of a wave is a node; what the passes of one wave write is waited for by one counter.
+--
+--   g.nodes    { id, op = name, spec = the op's registry entry, layer, name, tiles | units, fields, bind, weights,
+--              first_tile, first_pass, last_pass }
+--              layer: -1 before the first and after the last layer; bind[formal buffer] = actual buffer's name;
+--              fields: constant task fields; first_tile: where the pass begins; first_pass, last_pass: the first and the
+--              last pass of the wave, the node itself where there is one
 --   g.buffers  { name, bytes, extent }, ordered; g.buffer[name] is the same; extent is the size of the index space
 --   g.used     [op] = true where a node has it
 --   g.params   [op] = { name = value }
@@ -18,8 +24,8 @@ local function fields_copy(fields)
   return copy
 end
 
--- The actual buffer of a formal one, and the family's buffer that it is like. The residual goes from x of the layer to
--- y = x of the next (slot: the number of layers before the node); all others keep their name, and without reuse each
+-- The actual buffer of a formal one, and the family's buffer that it is like. The residual goes from x to y, the x of
+-- the next addition (slot: the number of additions before the node); all others keep their name, and without reuse each
 -- layer has its own.
 local function actual_name(formal, layer, slot, reuse)
   if formal == "x" or formal == "y" then
@@ -47,6 +53,38 @@ local function op_params(op, values, used, diag)
   return params
 end
 
+-- Nodes as they are to be added, with passes. waves: { node, wave = name } in order.
+local function with_passes(waves, registry, sms)
+  local list = {}
+  local function owned(wave)
+    local op = wave and registry.by_name[wave.node.op]
+    return op and op.tile == "owner"
+  end
+  local i = 1
+  while i <= #waves do
+    local to, passes = i, 1
+    while owned(waves[i]) and owned(waves[to + 1]) do to = to + 1 end
+    for k = i, owned(waves[i]) and to or i - 1 do
+      passes = math.max(passes, (waves[k].node.tiles + sms - 1) // sms)
+    end
+    for pass = 1, passes do
+      for k = i, to do
+        local wave = waves[k]
+        local tiles, first = wave.node.tiles, (pass - 1) * sms
+        if pass == 1 or first < tiles then
+          local last = not owned(wave) or first + sms >= tiles
+          list[#list + 1] = {
+            node = wave.node, wave = wave.wave, pass = pass, last = last, first_tile = first,
+            tiles = owned(wave) and math.min(tiles - first, sms) or tiles,
+          }
+        end
+      end
+    end
+    i = to + 1
+  end
+  return list
+end
+
 --- Requires: a checked model and the registry of ops. Leaves: the graph; mistakes in diag.
 function M.build(model, registry, diag)
   local family, shape, schedule = model.family_module, model.shape, model.schedule
@@ -62,24 +100,24 @@ function M.build(model, registry, diag)
     bases[buffer.name] = buffer
   end
 
-  local outside = {}            -- [op] = its nodes before and after the layers so far
-  local function add(node, layer, slot)
-    local op = registry.by_name[node.op]
-    local name
-    if layer < 0 then
-      layer = -1 - (outside[node.op] or 0)
-      outside[node.op] = -layer
-      name = node.op .. (layer < -1 and ("%d"):format(-layer) or "")
-    else
-      name = ("layer%d.%s"):format(layer, node.op)
+  -- A node is called by its op; another one of that op by its wave, or with a number where it has none.
+  local function name_of(prefix, node, wave)
+    local name, n = prefix .. node.op, 1
+    while named[name] do
+      n = n + 1
+      name = wave and n == 2 and prefix .. wave or ("%s%s%d"):format(prefix, node.op, n)
     end
+    return name
+  end
+
+  local function add_pass(part, layer, slot, earlier)
+    local node = part.node
+    local op = registry.by_name[node.op]
+    local prefix = layer < 0 and "" or ("layer%d."):format(layer)
+    local name = earlier and ("%s.%d"):format(earlier[1].name, part.pass) or name_of(prefix, node, part.wave)
     local pos = { file = ("specs/families/%s.lua"):format(family.name), line = 1, col = 1 }
     if not op then
       diag:error(pos, "node %s: there is no op '%s'", name, node.op)
-      return
-    end
-    if named[name] then
-      diag:error(pos, "two nodes %s", name)
       return
     end
     local bind = {}
@@ -94,21 +132,43 @@ function M.build(model, registry, diag)
       bind[formal] = actual
     end
     local n = {
-      id = #g.nodes + 1, op = node.op, spec = op, layer = layer, name = name, tiles = node.tiles, units = node.units,
-      fields = fields_copy(node.fields), bind = bind, weights = node.weights or {},
+      id = #g.nodes + 1, op = node.op, spec = op, layer = layer, name = name, tiles = part.tiles, units = node.units,
+      fields = fields_copy(node.fields), bind = bind, weights = node.weights or {}, first_tile = part.first_tile,
     }
     g.nodes[n.id], named[name] = n, n
+    return n
   end
 
-  for _, node in ipairs(family.front(model)) do add(node, -1, 0) end
-  for layer = 0, layers - 1 do
-    local block = family.block(layer, model)
-    for _, wave in ipairs(schedule.order) do
-      local node = block[wave]
-      if node then add(node, layer, layer) end
+  -- Waves one after the other. before: the additions to the residual before them.
+  local function add(waves, layer, before)
+    local passes = {}           -- [node of the family] = its nodes here
+    for _, part in ipairs(with_passes(waves, registry, g.sms)) do
+      local earlier = passes[part.node]
+      local n = add_pass(part, layer, before + (part.node.residual or 0), earlier)
+      if n then
+        passes[part.node] = earlier or {}
+        table.insert(passes[part.node], n)
+        n.first_pass = passes[part.node][1]
+        for _, pass in ipairs(part.last and passes[part.node] or {}) do pass.last_pass = n end
+      end
     end
   end
-  for _, node in ipairs(family.back(model)) do add(node, -1, layers) end
+  local function unnamed(nodes)
+    local waves = {}
+    for i, node in ipairs(nodes) do waves[i] = { node = node } end
+    return waves
+  end
+
+  local residuals = family.residuals or 1
+  add(unnamed(family.front(model)), -1, 0)
+  for layer = 0, layers - 1 do
+    local block, waves = family.block(layer, model), {}
+    for _, wave in ipairs(schedule.order) do
+      if block[wave] then waves[#waves + 1] = { node = block[wave], wave = wave } end
+    end
+    add(waves, layer, layer * residuals)
+  end
+  add(unnamed(family.back(model)), -1, layers * residuals)
 
   -- In the order of the family's list, then of first use.
   local rank = {}

@@ -27,7 +27,7 @@ local M = {}
 
 M.ROLES = { "load", "compute", "store", "help" }
 M.FIRST_WORD, M.WORDS = 8, 32
-M.HEADER = { "opcode", "layer", "wait_a", "arrivals_a", "wait_b", "arrivals_b", "signal", "local" }
+M.HEADER = { "opcode", "node", "wait_a", "arrivals_a", "wait_b", "arrivals_b", "signal", "local" }
 --- Where a word of the header is in a task's words, as Lua counts.
 M.AT = {}
 for i, name in ipairs(M.HEADER) do M.AT[name] = i end

@@ -120,7 +120,8 @@ end
 local function node_line(w, g, node)
   local least, mean, most = load_of(g, node)
   local work = ("%d / %.1f / %d"):format(least, mean, most)
-  w:line("%-12s %-8s %5d   %-20s %-9s %s", node.op, node.spec.tile, #node.tasks, work,
+  local name = node.layer < 0 and node.name or node.name:gsub("^layer%d+%.", "")
+  w:line("%-12s %-8s %5d   %-20s %-9s %s", name, node.spec.tile, #node.tasks, work,
     node.counter and ("%d"):format(node.counter) or "-", waits_text(node))
 end
 

@@ -2,7 +2,7 @@
 --
 -- How work is dealt is the op's `tile`:
 --   spread   tiles as one contiguous range per SM; the SMs with least cost so far take the tiles that do not divide
---   owner    tile i on SM i: what an SM owns stays in its registers over several ops
+--   owner    tile i on SM i, counted from the pass's first: what an SM owns stays in its registers over several ops
 --   every    one task on every SM
 --   cyclic   units first, first+step, ... on SM `first`
 --   columns  one task per column
@@ -54,13 +54,9 @@ function deal.spread(g, node, state)
 end
 
 function deal.owner(g, node, state)
-  if node.tiles > g.sms then
-    state.diag:error({ file = node.spec.file, line = 1, col = 1 },
-      "%s: %d tiles for %d SMs; an SM can own only one", node.name, node.tiles, g.sms)
-    return
-  end
-  for tile = 0, node.tiles - 1 do
-    state.place(node, tile, own_fields(node, { tile = tile }))
+  assert(node.tiles <= g.sms, node.name)
+  for sm = 0, node.tiles - 1 do
+    state.place(node, sm, own_fields(node, { tile = node.first_tile + sm }))
   end
 end
 
@@ -162,8 +158,8 @@ function M.run(g, diag)
       local node = g.nodes[id]
       if node.layer ~= layer then break end
       if node.spec.tile == "owner" and node.spec.cost ~= "0" then
-        for tile = 0, math.min(node.tiles, sms) - 1 do
-          cost[tile] = cost[tile] + cost_of(node, tile, own_fields(node, { tile = tile }))
+        for sm = 0, node.tiles - 1 do
+          cost[sm] = cost[sm] + cost_of(node, sm, own_fields(node, { tile = node.first_tile + sm }))
         end
       end
     end

@@ -3,7 +3,7 @@
 -- Nodes are visited in wave order. For every task the clocks say which earlier conflicting accesses it already knows to
 -- be over; for those it does not know of, it waits for the counter of the node that made them, or, where that node has
 -- no counter of its own, of the earliest later node that knows. A wait is always for all arrivals of a counter: a
--- partial count does not say who arrived.
+-- partial count does not say who arrived. The passes of one wave signal one counter, that of the last pass.
 --
 -- What orders work without a counter: program order of a role, load before compute before store of one task as far as
 -- hb.lua says, and the SM-local route data (word `local`), which a reading role waits for. The two store warps of an SM
@@ -137,7 +137,7 @@ end
 function Sync:wait_for(source)
   local wait = self.waits[source]
   if not wait then
-    wait = { node = source, arrivals = #source.tasks * source.spec.arrivals, alone = {} }
+    wait = { node = source, arrivals = self.arrivals[source], alone = {} }
     wait.alone[1] = wait
     self.waits[source] = wait
   end
@@ -204,6 +204,14 @@ function Sync:visit(node, task, d, counter, i)
   end
 end
 
+-- What is left of a history that begins anew with the passes that end at `last`: each unit's earlier accesses come
+-- before the pass that writes the unit.
+local function since_first_pass(history, node)
+  local from = #history + 1
+  while from > 1 and history[from - 1].node.id >= node.first_pass.id do from = from - 1 end
+  return table.move(history, from, #history, 1, {})
+end
+
 function Sync:visit_node(node)
   local d, tasks = self.digests[node.op], node.tasks
   self.node_sms, self.node_times = zeros(#tasks), zeros(#tasks)
@@ -213,18 +221,31 @@ function Sync:visit_node(node)
     hb.make_room(access.group, #tasks)
     access.history, access.open, access.units = self.history[node.bind[access.name]] or {}, {}, 0
   end
-  local counter = d.signal and self.clocks:new_counter()
+  local last = node.last_pass
+  local counter = d.signal and (self.open[last] or self.clocks:new_counter())
+  self.open[last] = node ~= last and counter or nil
   for i, task in ipairs(tasks) do self:visit(node, task, d, counter, i) end
-  if counter and #tasks > 0 then self.counter_base[node.id] = self.clocks:close(counter) end
+  if counter then
+    self.arrivals[last] = (self.arrivals[last] or 0) + #tasks * node.spec.arrivals
+    if node == last and self.arrivals[last] > 0 then self.counter_base[node.id] = self.clocks:close(counter) end
+  end
   for _, access in ipairs(d.accesses) do
     local actual = node.bind[access.name]
     local history = self.history[actual] or {}          -- not access.history: the node may have begun it anew
-    local whole = access.claim or not access.adds and access.units >= self.g.buffer[actual].extent
+    local whole = access.claim or not access.adds and self:pass_units(last, access) >= self.g.buffer[actual].extent
     -- Asleep an optional node leaves what was there, and who comes later must come after that too.
-    if access.writes and whole and not node.spec.optional then history = {} end
+    if access.writes and whole and not node.spec.optional then history = since_first_pass(history, node) end
     history[#history + 1] = access.group
     self.history[actual] = history
   end
+end
+
+-- Units that the passes of a wave have touched so far, the present one's among them.
+function Sync:pass_units(last, access)
+  local units = self.units[last] or {}
+  self.units[last] = units
+  units[access] = (units[access] or 0) + access.units
+  return units[access]
 end
 
 --- Requires: node.tasks and lists in wave order. Leaves: task.waits = { { node, counter, arrivals } ... }, node.counter
@@ -237,6 +258,9 @@ function M.run(g, diag)
     time = {},                  -- [sm] = tasks so far
     waits = {},                 -- [node] = the wait for its counter
     instances = {},             -- [sm] = what the writer of each instance of SM-local data knew
+    open = {},                  -- [last pass] = the counter of passes that are not all visited
+    arrivals = {},              -- [last pass] = what the counter of its passes gets
+    units = {},                 -- [last pass][access] = units that its passes have touched
   }, Sync)
   local shared = ops.shared_buffers(g.registry)
   for _, op in ipairs(g.registry.list) do

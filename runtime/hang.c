@@ -22,14 +22,9 @@ void nmk_hang_text(const volatile nmk_hang *h, const int32_t *lists, char *text,
     char place[160] = "", wait[200] = "another SM";
     if (sm < NMK_SMS && task < NMK_MAX_TASKS) {
         const int32_t *d = lists + ((size_t)sm * NMK_MAX_TASKS + task) * NMK_DESC_WORDS;
-        const int32_t opcode = d[NMK_WORD_OPCODE], layer = d[NMK_WORD_LAYER];
-        const bool known = opcode >= 0 && opcode < NMK_OPCODES && nmk_opcode_names[opcode];
-        /* the second node of an op outside the layers is called op2 */
-        snprintf(place, sizeof place,
-                 layer >= 0   ? " (%s of layer %d)"
-                 : layer < -1 ? " (%s%d)"
-                              : " (%s)",
-                 known ? nmk_opcode_names[opcode] : "unknown", layer < 0 ? -layer : layer);
+        const int32_t node = d[NMK_WORD_NODE];
+        const bool known = d[NMK_WORD_OPCODE] && node >= 0 && node < nmk_node_count;
+        snprintf(place, sizeof place, " (%s)", known ? nmk_nodes[node].name : "unknown");
     }
     if (h->expected)
         snprintf(wait, sizeof wait, "counter %d (%s) to reach %u, it was at %u", h->counter,

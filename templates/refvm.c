@@ -294,14 +294,13 @@ static const struct vm_route *route_of(struct vm_sm *sm, const int32_t *d)
 /* ---- ops ---- */
 
 struct op {
-    const char *name;
     int arrivals; /* of one task at its counter */
     int help;     /* 1: belongs to the helper's walk */
     int optional; /* 1: only runs where a column wants it */
 };
 
 static const struct op op_table[] = {
-    {"end", 0, 0, 0},
+    {0, 0, 0}, /* the end */
     //@slot table
 };
 
@@ -439,10 +438,8 @@ static int append(char *err, size_t len, int at, const char *format, ...)
 
 static int name_task(char *err, size_t len, int at, const int32_t *d)
 {
-    const char *op = d[0] > 0 && d[0] < OPS ? op_table[d[0]].name : "?";
-    if (d[1] < -1) return append(err, len, at, "%s%d", op, -d[1]);
-    if (d[1] < 0) return append(err, len, at, "%s", op);
-    return append(err, len, at, "layer%d.%s", d[1], op);
+    const int32_t node = d[NMK_WORD_NODE];
+    return append(err, len, at, "%s", d[0] && node >= 0 && node < nmk_node_count ? nmk_nodes[node].name : "?");
 }
 
 static int report_broken(const struct nmk_vm *vm, int broken, char *err, size_t len)

@@ -1,9 +1,9 @@
 -- The part of the proof about buffers in global memory: node by node in the graph's order, every access against what
 -- was done to the same units since the buffer was last written as a whole.
 --
--- A history is the list of access groups of a buffer. It begins anew with a group that writes all of the buffer: what
--- came before is proved to come before that group, and what follows is proved to come after it. Not so with an optional
--- node's: asleep it is no link between the two.
+-- A history is the list of access groups of a buffer. It begins anew with a group that writes all of the buffer, or with
+-- the passes of a wave that do so together: what came before is proved to come before whoever writes the same unit, and
+-- what follows is proved to come after it. Not so with an optional node's: asleep it is no link between the two.
 local hb = require("hb")
 local ops = require("ops")
 local region = require("region")
@@ -103,6 +103,26 @@ function M:written_units(group, buffer, claim, adds)
   return owner, count == buffer.extent
 end
 
+-- Whether a pass and those before it have written all of the buffer, by their access a.
+function M:written_by_passes(plan, a, units, buffer)
+  local first = self.plans[plan.node.first_pass]
+  local written = first.groups[a].written or { count = 0 }
+  first.groups[a].written = written
+  for unit in pairs(units) do
+    if not written[unit] then written[unit], written.count = true, written.count + 1 end
+  end
+  return written.count == buffer.extent
+end
+
+-- The history that begins anew with the passes of a node.
+local function since_first_pass(history, node)
+  local new = { full = true, units = {} }
+  for _, group in ipairs(history) do
+    if group.node.id >= node.first_pass.id then new[#new + 1] = group end
+  end
+  return new
+end
+
 -- The units that a group reads or adds to were all written in this step.
 function M:all_written(group, history, buffer)
   if history.full then return end
@@ -173,8 +193,9 @@ function M:order_node(plan, histories)
     local group, buffer = plan.groups[a], self.g.buffer[node.bind[access.name]]
     if access.writes and bounded[a] then
       local units, full = self:written_units(group, buffer, access.claim, access.adds)
+      if node.first_pass ~= node.last_pass then full = self:written_by_passes(plan, a, units, buffer) end
       if full and not node.spec.optional then
-        histories[buffer] = { full = true, units = {} }
+        histories[buffer] = since_first_pass(histories[buffer], node)
       elseif full then
         histories[buffer].full = true
       elseif not histories[buffer].full then

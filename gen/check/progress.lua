@@ -35,14 +35,25 @@ end
 
 local function writer_name(node) return node and node.name or "nobody" end
 
+-- Whose data an SM holds by the graph.
+local function expected_writer(writers, sm)
+  for _, node in ipairs(writers) do
+    if node.spec.tile ~= "owner" or sm < node.tiles then return node end
+  end
+  return false
+end
+
 -- Registers: who wrote them last on this SM.
 function M:use_registers(plan, state, sm, time)
   local uses, writer = plan.d.registers, state.writer
   for i = 1, #uses do
     local name = uses[i].name
-    if not uses[i].writes and (writer[name] or false) ~= plan.expect[name] then
-      self:report(name .. plan.node.name, "%s reads %s as %s left it, the graph says %s", self:name(sm, time), name,
-        writer_name(writer[name]), writer_name(plan.expect[name]))
+    if not uses[i].writes then
+      local expected = expected_writer(plan.expect[name], sm)
+      if (writer[name] or false) ~= expected then
+        self:report(name .. plan.node.name, "%s reads %s as %s left it, the graph says %s", self:name(sm, time), name,
+          writer_name(writer[name]), writer_name(expected))
+      end
     end
   end
   for i = 1, #uses do
@@ -66,7 +77,7 @@ function M:read_local(plan, state, instance, sm, time)
       self:name(sm, time), instance, d.local_name)
     return false
   end
-  local expected = plan.expect[d.local_name]
+  local expected = expected_writer(plan.expect[d.local_name], sm)
   if found.node ~= expected then
     self:report(d.local_name .. plan.node.name, "%s reads instance %d of %s as %s left it, the graph says %s",
       self:name(sm, time), instance, d.local_name, found.node.name, writer_name(expected))
@@ -213,10 +224,15 @@ end
 
 -- The first task that still has to signal a counter.
 function M:lacking(counter)
-  local plan = self.plans[self.counters[counter].node]
-  for i = 1, plan.tasks do
-    local sm, time = plan.sm[i], plan.time[i]
-    if time > self.locals[sm].done and self.words[sm][(time - 1) * WORDS + W_SIGNAL] == counter then return sm, time end
+  local last = self.counters[counter].node.last_pass
+  for id = 1, last.id do
+    local plan = self.g.nodes[id].last_pass == last and self.plans[self.g.nodes[id]]
+    for i = 1, plan and plan.tasks or 0 do
+      local sm, time = plan.sm[i], plan.time[i]
+      if time > self.locals[sm].done and self.words[sm][(time - 1) * WORDS + W_SIGNAL] == counter then
+        return sm, time
+      end
+    end
   end
 end
 

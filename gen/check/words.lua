@@ -10,7 +10,7 @@ local MAX_LIST = hb.MAX_TIME    -- hang records have as many bits for a task as 
 
 local UNIT, KIB = memory.UNIT, memory.KIB
 local WORDS = ops.WORDS
-local W_OPCODE, W_LAYER, W_SIGNAL = ops.AT.opcode, ops.AT.layer, ops.AT.signal
+local W_OPCODE, W_NODE, W_SIGNAL = ops.AT.opcode, ops.AT.node, ops.AT.signal
 
 function M:budget()
   local g, target = self.g, self.g.model.target
@@ -81,7 +81,7 @@ end
 --- Walks all lists once: which tasks belong to which node, who signals what. Returns false where a list is too long for
 --- the clocks.
 function M:collect()
-  local by_opcode, sms, fit = self.by_opcode, self.g.sms, true
+  local nodes, sms, fit = self.g.nodes, self.g.sms, true
   for sm = 0, sms - 1 do
     local words = self.words[sm]
     local n = #words // WORDS
@@ -94,8 +94,8 @@ function M:collect()
     end
     for time = 1, n do
       local base = (time - 1) * WORDS
-      local of_layer = by_opcode[words[base + W_OPCODE]]
-      local plan = of_layer and of_layer[words[base + W_LAYER]] or false
+      local node = nodes[words[base + W_NODE] + 1]
+      local plan = node and node.spec.opcode == words[base + W_OPCODE] and self.plans[node] or false
       plan_at[time] = plan
       if not plan then
         self:report(nil, "%s: the graph has no such node", self:name(sm, time))
@@ -129,9 +129,9 @@ function M:count_signal(signal, plan, sm, time)
       self:counter_name(signal))
     return
   end
-  if counter.node ~= plan.node then
-    self:report(nil, "%s signals counter %d, which belongs to %s: a counter has one node", self:name(sm, time), signal,
-      counter.node.name)
+  if counter.node.last_pass ~= plan.node.last_pass then
+    self:report(nil, "%s signals counter %d, which belongs to %s: a counter has one node or the passes of one",
+      self:name(sm, time), signal, counter.node.name)
   end
   counter.arrivals = counter.arrivals + plan.d.arrivals
   counter.pending = counter.pending + 1
@@ -165,7 +165,7 @@ function M:coverage(plan)
   local node, g = plan.node, self.g
   local tile = node.spec.tile
   if tile == "cyclic" then return self:cyclic_coverage(plan) end
-  local total = tile == "columns" and g.columns or tile == "every" and g.sms or node.tiles
+  local total = tile == "columns" and g.columns or tile == "every" and g.sms or node.first_tile + node.tiles
   local work, word, what = WORK[tile], node.spec.word, WHAT[tile]
   local from, to, order, sorted = zeros(plan.tasks), zeros(plan.tasks), zeros(plan.tasks), true
   for i = 1, plan.tasks do
@@ -173,8 +173,8 @@ function M:coverage(plan)
     from[i], to[i] = work(word, self.words[sm], (plan.time[i] - 1) * WORDS, sm)
     order[i] = i
     sorted = sorted and (i == 1 or from[i] >= from[i - 1])
-    if tile == "owner" and from[i] ~= sm then
-      self:report(nil, "%s: tile %d belongs to SM %d", self:name(sm, plan.time[i]), from[i], from[i])
+    if tile == "owner" and from[i] - node.first_tile ~= sm then
+      self:report(nil, "%s: tile %d belongs to SM %d", self:name(sm, plan.time[i]), from[i], from[i] - node.first_tile)
     end
   end
   if not sorted then
@@ -183,10 +183,10 @@ function M:coverage(plan)
       return a < b
     end)
   end
-  local at, last = 0, nil
+  local at, last = node.first_tile, nil
   for _, i in ipairs(order) do
     local name = (from[i] ~= at or to[i] > total or to[i] <= from[i]) and self:name(plan.sm[i], plan.time[i])
-    if from[i] < 0 or to[i] > total or to[i] <= from[i] then
+    if from[i] < node.first_tile or to[i] > total or to[i] <= from[i] then
       self:report(nil, "%s: %s %d to %d are out of range, %s has %d", name, what, from[i], to[i] - 1, node.name, total)
     elseif from[i] < at then
       self:report(nil, "double arrival: %s repeats %s %d of %s", name, what, from[i],

@@ -160,6 +160,13 @@ local STRUCTS = {
     { "i32", "required", "absence is a mistake" },
   },
   {
+    name = "nmk_node",
+    comment = "A node of the step, by the number that its tasks carry.",
+    { "str", "name", "" },
+    { "i32", "opcode", "" },
+    { "i32", "layer", "-1 before the first and after the last layer" },
+  },
+  {
     name = "nmk_field",
     comment = "A field of an opcode's descriptor.",
     { "i32", "opcode", "" },
@@ -243,6 +250,7 @@ local function all_constants(model, g, registry)
   add("THREADS", threads())
   add("ROLES", #ops.ROLES)
   add("COUNTERS", g.counters)
+  add("NODES", #g.nodes)
   add("TICKETS", values.layers)
   add("ARENA_BYTES", g.arena_bytes)
   add("WEIGHTS_KIB", g.weights_kib)
@@ -421,6 +429,8 @@ extern const nmk_buffer nmk_buffers[];
 extern const int nmk_buffer_count;
 extern const nmk_config nmk_configs[];
 extern const int nmk_config_count;
+extern const nmk_node nmk_nodes[];
+extern const int nmk_node_count; /* NMK_NODES */
 extern const nmk_field nmk_fields[];
 extern const int nmk_field_count;
 extern const char *const nmk_opcode_names[NMK_OPCODES];

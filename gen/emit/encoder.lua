@@ -227,7 +227,10 @@ local function emit_config(w, ctx)
 end
 
 local function emit_names(w, ctx)
-  local opcodes, fields, counters = { "end" }, {}, {}
+  local opcodes, nodes, fields, counters = { "end" }, {}, {}, {}
+  for i, node in ipairs(ctx.graph.nodes) do
+    nodes[i] = ("%s, NMK_OP_%s, %d"):format(writer.string(node.name), node.op:upper(), node.layer)
+  end
   for _, op in ipairs(ctx.registry.list) do
     opcodes[#opcodes + 1] = op.name
   end
@@ -246,6 +249,7 @@ local function emit_names(w, ctx)
       counters[node.counter + 1] = node.name
     end
   end
+  emit_table(w, "nmk_node", "nmk_node", nodes)
   emit_table(w, "nmk_field", "nmk_field", fields)
   emit_strings(w, "nmk_opcode_names[NMK_OPCODES]", opcodes)
   emit_strings(w, ("nmk_role_names[%d]"):format(#ops.ROLES), ops.ROLES)

@@ -79,8 +79,7 @@ local function slots(ctx, used)
     table = function(w)
       for _, op in ipairs(ctx.registry.list) do
         local only_help = op.roles.help and not (op.roles.load or op.roles.compute or op.roles.store)
-        w:line("{%s, %d, %d, %d},", writer.string(op.name), op.arrivals or 0, only_help and 1 or 0,
-          op.optional and 1 or 0)
+        w:line("{%d, %d, %d}, /* %s */", op.arrivals or 0, only_help and 1 or 0, op.optional and 1 or 0, op.name)
       end
     end,
     ops = function(w)

@@ -1,5 +1,5 @@
-/* Where a step's time goes: for every op, how long the consumers of an SM spend in a task and how much of that they
- * wait for other SMs, and how far behind the storers and the helper are.  Mean over SMs, layers and steps, in us.
+/* Where a step's time goes: for every kind of node, how long the consumers of an SM spend in a task and how much of that
+ * they wait for other SMs, and how far behind the storers and the helper are.  Mean over SMs, layers and steps, in us.
  *
  * Then the helper's tasks after the layers, one after the other: the sampling.
  *
@@ -22,10 +22,26 @@ typedef struct {
 typedef struct {
     double clocks;
     long count;
-    int opcode;
+    int kind;
 } tail_time;
 
 static tail_time tail[NMK_MAX_TASKS];
+
+/* Nodes that differ in nothing but their layer are one kind, called as the first of them without its layer. */
+static int kind_of[NMK_NODES];
+static const char *kind_names[NMK_NODES];
+static int kinds;
+
+static void find_kinds(void) {
+    for (int n = 0; n < NMK_NODES; n++) {
+        const char *name = nmk_nodes[n].name, *dot = strchr(name, '.');
+        if (nmk_nodes[n].layer >= 0 && dot) name = dot + 1;
+        int k = 0;
+        while (k < kinds && strcmp(kind_names[k], name)) k++;
+        if (k == kinds) kind_names[kinds++] = name;
+        kind_of[n] = k;
+    }
+}
 
 static uint64_t trace[NMK_SMS][NMK_MAX_TASKS][STAMPS];
 
@@ -41,7 +57,7 @@ static void add(const int32_t *lists, op_time *op, double *clocks) {
                 *clocks += (double)(s[0] - trace[sm][0][0]) / NMK_SMS;
                 break;
             }
-            op_time *o = &op[d[0]];
+            op_time *o = &op[kind_of[d[NMK_WORD_NODE]]];
             o->tasks++, o->total += (double)(trace[sm][t + 1][0] - s[0]);
             if (s[1] > s[0]) o->waits++, o->waited += (double)(s[1] - s[0]);
             if (s[2] > s[0]) o->stores++, o->store += (double)(s[2] - s[0]);
@@ -57,7 +73,7 @@ static void add_tail(const int32_t *lists) {
             const uint64_t *s = trace[sm][t];
             if (d[NMK_WORD_OPCODE] == NMK_OP_LM_HEAD) last = s[2]; /* a storer has stored its last candidate */
             if (!last || !s[3]) continue;
-            tail[n].clocks += (double)(int64_t)(s[3] - last), tail[n].count++, tail[n++].opcode = d[0];
+            tail[n].clocks += (double)(int64_t)(s[3] - last), tail[n].count++, tail[n++].kind = kind_of[d[NMK_WORD_NODE]];
             last = s[3];
         }
     }
@@ -82,10 +98,11 @@ int main(int argc, char **argv) {
     if (batch < 1 || batch > NMK_COLUMNS) return fprintf(stderr, "bench-trace: --batch: 1 to %d\n", NMK_COLUMNS), 2;
     nmk_err e = {0};
     nmk_engine *g = NULL;
-    static op_time op[NMK_OPCODES];
+    static op_time op[NMK_NODES];
     nmk_column column[NMK_COLUMNS];
     uint64_t address;
     double clocks = 0, ms[WARM_UP], step_ms = 0;
+    find_kinds();
     o.max_len = context + STEPS + 2 * WARM_UP + 8;
     if (nmk_engine_open(&g, &o, &e) || nmk_engine_random_kv(g, 1, &e)) goto out;
     for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
@@ -114,16 +131,16 @@ int main(int argc, char **argv) {
     printf("batch %d, context %d: %.3f ms a step while traced\n", batch, context, step_ms);
     printf(
         "| op | tasks/step/SM | in task | of that waiting | storers done after | helper done after | us/step/SM |\n|--|--|--|--|--|--|--|\n");
-    for (int i = 1; i < NMK_OPCODES; i++) {
+    for (int i = 0; i < kinds; i++) {
         if (!op[i].tasks) continue;
-        printf("| %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.1f |\n", nmk_opcode_names[i],
+        printf("| %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.1f |\n", kind_names[i],
                (double)op[i].tasks / STEPS / NMK_SMS, us * ratio(op[i].total, op[i].tasks),
                us * ratio(op[i].waited, op[i].waits), us * ratio(op[i].store, op[i].stores),
                us * ratio(op[i].help, op[i].helps), us * op[i].total / STEPS / NMK_SMS);
     }
     printf("\n| helper after the lm_head | us since the one before |\n|--|--|\n");
     for (int i = 0; tail[i].count; i++)
-        printf("| %s | %.2f |\n", nmk_opcode_names[tail[i].opcode], us * ratio(tail[i].clocks, tail[i].count));
+        printf("| %s | %.2f |\n", kind_names[tail[i].kind], us * ratio(tail[i].clocks, tail[i].count));
 out:
     if (e.text[0]) fprintf(stderr, "bench-trace: %s\n", e.text);
     nmk_engine_close(g);

@@ -25,6 +25,7 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 2
+#define NMK_NODES 3
 #define NMK_TICKETS 1
 #define NMK_ARENA_BYTES 1024
 #define NMK_WEIGHTS_KIB 56
@@ -69,7 +70,7 @@ enum nmk_opcode {
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
     NMK_WORD_OPCODE = 0,
-    NMK_WORD_LAYER = 1,
+    NMK_WORD_NODE = 1,
     NMK_WORD_WAIT_A = 2,
     NMK_WORD_ARRIVALS_A = 3,
     NMK_WORD_WAIT_B = 4,

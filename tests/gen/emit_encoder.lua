@@ -17,7 +17,7 @@ end
 do
   local words = ctx.words[1]
   t.case("words of a task", table.concat(words, " ", 33, 64),
-    "1 1 0 4 -1 0 1 0 2 2 4 4" .. (" 0"):rep(20))
+    "1 2 0 4 -1 0 1 0 2 2 4 4" .. (" 0"):rep(20))
 end
 
 local tables = between("static const int32_t columns", "\n};\n\n#define"):gsub("\n#define\n", "")
@@ -40,9 +40,9 @@ static const struct set sets[] = {
 
 static const struct run runs[] = {
     {{NMK_OP_ADD, 0, -1, 0, -1, 0, 0, 0}, 2, 2, 0, 3}, /* layer0.add */
-    {{NMK_OP_FINISH, -1, 0, 4, -1, 0, -1, 0}, 1, 4, 3, 1}, /* finish */
-    {{NMK_OP_ADD, 1, 0, 4, -1, 0, 1, 0}, 2, 2, 4, 4}, /* layer1.add */
-    {{NMK_OP_FINISH, -1, 0, 4, -1, 0, -1, 0}, 1, 5, 8, 1}, /* finish */
+    {{NMK_OP_FINISH, 1, 0, 4, -1, 0, -1, 0}, 1, 4, 3, 1}, /* finish */
+    {{NMK_OP_ADD, 2, 0, 4, -1, 0, 1, 0}, 2, 2, 4, 4}, /* layer1.add */
+    {{NMK_OP_FINISH, 1, 0, 4, -1, 0, -1, 0}, 1, 5, 8, 1}, /* finish */
 };
 ]])
 
@@ -77,6 +77,13 @@ const nmk_config nmk_configs[] = {
     {"kinds", NULL, "[\"a\",\"b\"]", 0},
 };
 const int nmk_config_count = 3;
+
+const nmk_node nmk_nodes[] = {
+    {"layer0.add", NMK_OP_ADD, 0},
+    {"finish", NMK_OP_FINISH, -1},
+    {"layer1.add", NMK_OP_ADD, 1},
+};
+const int nmk_node_count = 3;
 
 const nmk_field nmk_fields[] = {
     {NMK_OP_ADD, NMK_WORD_ADD_TILE, "tile"},

@@ -18,8 +18,8 @@ t.case("table, references and dispatch", refvm.text(ctx), [[
 #line 1 "templates/refvm.c"
 start
 #line 5 "refvm.c"
-    {"add", 2, 0, 0},
-    {"finish", 0, 1, 0},
+    {2, 0, 0}, /* add */
+    {0, 1, 0}, /* finish */
 #line 8 "refvm.c"
 static const struct {
     int32_t width;
@@ -76,8 +76,8 @@ do
   local one = t.context({ ["templates/refvm.c"] = "//@slot table\n" })
   one.registry.list[2].optional = true
   t.case("the table knows who may sleep", refvm.text(one):match("refvm.c\"\n(.-)#line"), [[
-{"add", 2, 0, 0},
-{"finish", 0, 1, 1},
+{2, 0, 0}, /* add */
+{0, 1, 1}, /* finish */
 ]])
 end
 

@@ -120,6 +120,9 @@ function M.graph()
   local finish = { id = 2, op = "finish", layer = -1, name = "finish", fields = {}, bind = { y = "y" } }
   local second = { id = 3, op = "add", layer = 1, name = "layer1.add", counter = 1, fields = {},
     bind = { a = "y", y = "y" } }
+  for _, node in ipairs({ first, finish, second }) do
+    node.first_tile, node.first_pass, node.last_pass = 0, node, node
+  end
   local function task(node, sm, fields, waits)
     return { node = node, sm = sm, fields = fields, waits = waits or {}, ["local"] = 0 }
   end

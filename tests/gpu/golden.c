@@ -239,7 +239,8 @@ static int cut_step(const nmk_column *column, int layer, nmk_err *e) {
         for (int i = 0; i < NMK_MAX_TASKS; i++) {
             int32_t *d = cut + ((size_t)s * NMK_MAX_TASKS + (size_t)i) * NMK_DESC_WORDS;
             const bool front = d[NMK_WORD_OPCODE] == NMK_OP_EMBED || d[NMK_WORD_OPCODE] == NMK_OP_CLEAR_CUTS;
-            if (front || (d[NMK_WORD_LAYER] >= 0 && d[NMK_WORD_LAYER] <= layer)) continue;
+            const int of = d[NMK_WORD_OPCODE] ? nmk_nodes[d[NMK_WORD_NODE]].layer : -1;
+            if (front || (of >= 0 && of <= layer)) continue;
             d[NMK_WORD_OPCODE] = 0;
             break;
         }

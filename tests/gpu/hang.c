@@ -17,7 +17,7 @@ static int write_lists(const int32_t *lists, nmk_err *e) {
 static int32_t *find(int32_t *lists, int sm, int opcode, int layer) {
     for (int t = 0; t < NMK_MAX_TASKS; t++) {
         int32_t *d = lists + ((size_t)sm * NMK_MAX_TASKS + (size_t)t) * NMK_DESC_WORDS;
-        if (d[NMK_WORD_OPCODE] == opcode && d[NMK_WORD_LAYER] == layer) return d;
+        if (d[NMK_WORD_OPCODE] == opcode && nmk_nodes[d[NMK_WORD_NODE]].layer == layer) return d;
     }
     return NULL;
 }

@@ -135,7 +135,7 @@ static void test_hang(nmk_engine *g) {
     nmk_request rq[1] = {request_of(0, 3, 50)};
     fake.hang_at = steps_run + 5;
     int rc = nmk_engine_generate(g, rq, 1, 0, on_token, NULL, &e);
-    check_message(rc, &e, "the kernel hung: SM 17, role compute, task 3 (combine of layer 0) waited for counter 2 (",
+    check_message(rc, &e, "the kernel hung: SM 17, role compute, task 3 (layer0.combine) waited for counter 2 (",
                   "a hang fails the request and names the task");
     check(strstr(e.text, ") to reach 264, it was at") && strstr(e.text, "; 2 waits in all") &&
               rq[0].finish == NMK_FINISH_NONE,
@@ -169,11 +169,16 @@ static void test_hang_text(void) {
     check(strstr(text, "SM 255, role help, task 4095 waited for counter 99999 (unknown) to reach 5, it was at 0"),
           "a record of nonsense is safe to read", "%s", text);
     int32_t *d = lists + (NMK_MAX_TASKS + 2) * NMK_DESC_WORDS;
-    d[NMK_WORD_OPCODE] = NMK_OP_LM_HEAD, d[NMK_WORD_LAYER] = -1;
+    int lm_head = 0, cut = -1; /* cut: its fourth node */
+    while (nmk_nodes[lm_head].opcode != NMK_OP_LM_HEAD) lm_head++;
+    for (int n = 0; n < 4; n++)
+        do cut++;
+        while (nmk_nodes[cut].opcode != NMK_OP_CUT);
+    d[NMK_WORD_OPCODE] = NMK_OP_LM_HEAD, d[NMK_WORD_NODE] = lm_head;
     h = (nmk_hang){.word = 1u << 31 | 1u << 20 | 1u << 12 | 2};
     nmk_hang_text(&h, lists, text, sizeof text);
     check(strstr(text, "SM 1, role compute, task 2 (lm_head) waited for another SM"), "a word alone", "%s", text);
-    d[NMK_WORD_OPCODE] = NMK_OP_CUT, d[NMK_WORD_LAYER] = -4;
+    d[NMK_WORD_OPCODE] = NMK_OP_CUT, d[NMK_WORD_NODE] = cut;
     nmk_hang_text(&h, lists, text, sizeof text);
     check(strstr(text, "task 2 (cut4) waited"), "the fourth node of an op", "%s", text);
 }

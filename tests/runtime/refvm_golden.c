@@ -15,8 +15,9 @@ static void cut_lists(struct toy *t, int32_t *cut, int layer) {
         int inside = 0; /* what comes before the first layer stays */
         for (int i = 0; i < NMK_MAX_TASKS; i++) {
             int32_t *d = cut + ((size_t)s * NMK_MAX_TASKS + (size_t)i) * NMK_DESC_WORDS;
-            inside |= d[NMK_WORD_LAYER] >= 0;
-            if (inside ? d[NMK_WORD_LAYER] >= 0 && d[NMK_WORD_LAYER] <= layer : d[NMK_WORD_OPCODE]) continue;
+            const int of = d[NMK_WORD_OPCODE] ? nmk_nodes[d[NMK_WORD_NODE]].layer : -1;
+            inside |= of >= 0;
+            if (inside ? of >= 0 && of <= layer : d[NMK_WORD_OPCODE]) continue;
             d[NMK_WORD_OPCODE] = 0;
             break;
         }

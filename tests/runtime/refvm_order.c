@@ -112,9 +112,9 @@ static void test_orders(struct toy *t, uint64_t *want) {
 
 enum { FIRST = 1, SECOND = 2 };
 
-/* Takes waits of every task of (op, layer) away: the first, the second or both.  Seeds must notice by other bits or an
+/* Takes waits of every task of a node away: the first, the second or both.  Seeds must notice by other bits or an
  * error, three are enough; or, where the wait is for another world, none may. */
-static void test_lost_wait(struct toy *t, int opcode, int layer, int which, int matters, uint64_t want) {
+static void test_lost_wait(struct toy *t, int node, int which, int matters, uint64_t want) {
     static const char *const what[] = {"", "first ", "second ", ""};
     int32_t *lists = zeroed(t->list_bytes);
     char err[1024], name[96];
@@ -122,7 +122,7 @@ static void test_lost_wait(struct toy *t, int opcode, int layer, int which, int 
     memcpy(lists, t->lists, t->list_bytes);
     for (int i = 0; i < NMK_SMS * NMK_MAX_TASKS; i++) {
         int32_t *d = lists + (size_t)i * NMK_DESC_WORDS;
-        if (d[NMK_WORD_OPCODE] != opcode || d[NMK_WORD_LAYER] != layer) continue;
+        if (d[NMK_WORD_OPCODE] == 0 || d[NMK_WORD_NODE] != node) continue;
         waits += d[which == SECOND ? 4 : 2] >= 0;
         if (which == FIRST)
             d[2] = d[4], d[3] = d[5];
@@ -134,8 +134,7 @@ static void test_lost_wait(struct toy *t, int opcode, int layer, int which, int 
     for (; waits && seed < (matters ? SEEDS : SEEDS / 4) && noticed < 3; seed++)
         noticed += fresh_run(t, 1, (uint64_t)seed, err, sizeof err) != want;
     t->vm.lists = t->lists;
-    snprintf(name, sizeof name, "lost %swaits of %s, layer %d, %s", what[which], nmk_opcode_names[opcode], layer,
-             world());
+    snprintf(name, sizeof name, "lost %swaits of %s, %s", what[which], nmk_nodes[node].name, world());
     if (waits) result((noticed > 0) == matters, name, "%d of %d seeds notice (%d tasks)", noticed, seed, waits);
     free(lists);
 }
@@ -148,7 +147,7 @@ static void test_deadlock(struct toy *t, int threads) {
     memcpy(lists, t->lists, t->list_bytes);
     for (; i < NMK_MAX_TASKS; i++) {
         int32_t *d = lists + ((size_t)s * NMK_MAX_TASKS + (size_t)i) * NMK_DESC_WORDS;
-        if (d[NMK_WORD_LAYER] != 2 || d[2] < 0) continue;
+        if (nmk_nodes[d[NMK_WORD_NODE]].layer != 2 || d[2] < 0) continue;
         d[3]++;
         break;
     }
@@ -189,15 +188,18 @@ int main(void) {
     for (int i = 0; i < ROW_TOKENS; i++) ids[i] = 20 + i * 37 % 4000;
     for (awake = 0; awake < 2; awake++) {
         test_orders(t, &want);
-        for (int opcode = 1; opcode < NMK_OPCODES; opcode++) {
+        int sample = 0;
+        for (int node = 0; node < nmk_node_count; node++) {
+            const int opcode = nmk_nodes[node].opcode, layer = nmk_nodes[node].layer;
             const int sleeps = opcode == NMK_OP_CUT || opcode == NMK_OP_DRAW;
-            for (int layer = -9; layer <= 2; layer++)
-                if (!awake || layer < 0) test_lost_wait(t, opcode, layer, FIRST | SECOND, awake || !sleeps, want);
+            if (opcode == NMK_OP_SAMPLE) sample = node;
+            if (awake ? layer < 0 : layer <= 2)
+                test_lost_wait(t, node, FIRST | SECOND, awake || !sleeps, want);
         }
         /* sample's first wait is for draw, which signals at once asleep, its second for the lm_head, which draw has
          * waited for awake */
-        test_lost_wait(t, NMK_OP_SAMPLE, -1, FIRST, awake, want);
-        test_lost_wait(t, NMK_OP_SAMPLE, -1, SECOND, !awake, want);
+        test_lost_wait(t, sample, FIRST, awake, want);
+        test_lost_wait(t, sample, SECOND, !awake, want);
         test_neighbours(t);
     }
     awake = 0;

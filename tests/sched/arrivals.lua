@@ -56,7 +56,7 @@ for sm = 0, g.sms - 1 do
 end
 b:set(router_sm, b:find(router_sm, "layer3.router"), "signal", other)
 helper.refused("two nodes on one counter", b,
-  ("* signals counter %d, which belongs to *: a counter has one node"):format(other))
+  ("* signals counter %d, which belongs to *: a counter has one node or the passes of one"):format(other))
 
 b = helper.broken(g, words)
 b:set(0, b:find(0, "layer3.norm"), "signal", 3)

@@ -53,7 +53,7 @@ b = changed(5, "layer9.expert_up", "rank", 500)
 helper.refused("a rank that is out of range", b, ("%s: rank 500 is out of range"):format(b:name(5, "layer9.expert_up")))
 
 b = helper.broken(g, words)
-b:set(5, b:find(5, "layer9.o_proj"), "layer", 60)
-helper.refused("a layer that the model does not have", b,
-  "opcode * of layer 60 on SM 5 (task *): the graph has no such node")
+b:set(5, b:find(5, "layer9.o_proj"), "node", 6000)
+helper.refused("a node that the graph does not have", b,
+  "opcode * of node 6000 on SM 5 (task *): the graph has no such node")
 helper.done()

@@ -129,16 +129,12 @@ end
 
 --- Number (from 0) of the node's first task on the SM.
 function Broken:find(sm, name)
-  local layer, op = name:match("^layer(%d+)%.(.*)$")
-  local by_name = self.g.registry.by_name
-  layer, op = math.tointeger(tonumber(layer or -1)), by_name[op or name]
-  if not op then                                        -- "cut2": the second outside the layers
-    local stem, number = name:match("^(.-)(%d+)$")
-    layer, op = -math.tointeger(tonumber(number)), by_name[stem]
+  local list, id = self.words[sm], nil
+  for _, node in ipairs(self.g.nodes) do
+    if node.name == name then id = node.id end
   end
-  local list = self.words[sm]
   for base = 0, #list - WORDS, WORDS do
-    if list[base + AT.opcode] == op.opcode and list[base + AT.layer] == layer then return base // WORDS end
+    if list[base + AT.node] + 1 == id then return base // WORDS end
   end
   error(("no %s on SM %d"):format(name, sm))
 end

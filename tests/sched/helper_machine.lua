@@ -90,14 +90,14 @@ end
 
 local function decode(g, words)
   local nodes = {}
-  for _, node in ipairs(g.nodes) do nodes[node.spec.opcode .. "," .. node.layer] = node end
+  for _, node in ipairs(g.nodes) do nodes[node.id - 1] = node end
   local buffers = {}
   for _, buffer in ipairs(g.buffers) do buffers[buffer.offset128] = buffer end
   local lists = {}
   for sm = 0, g.sms - 1 do
     lists[sm] = {}
     for base = 0, #words[sm] - 1, WORDS do
-      local node = nodes[words[sm][base + AT.opcode] .. "," .. words[sm][base + AT.layer]]
+      local node = nodes[words[sm][base + AT.node]]
       local env = { sm = sm, sms = g.sms, columns = g.columns }
       for name, value in pairs(g.params[node.op]) do env[name] = value end
       for _, field in ipairs(node.spec.fields) do env[field.name] = words[sm][base + field.word + 1] end

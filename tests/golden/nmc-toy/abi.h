@@ -16,6 +16,7 @@
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 38
+#define NMK_NODES 60
 #define NMK_TICKETS 5
 #define NMK_ARENA_BYTES 1719552
 #define NMK_WEIGHTS_KIB 22950
@@ -96,7 +97,7 @@ enum nmk_opcode {
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
     NMK_WORD_OPCODE = 0,
-    NMK_WORD_LAYER = 1,
+    NMK_WORD_NODE = 1,
     NMK_WORD_WAIT_A = 2,
     NMK_WORD_ARRIVALS_A = 3,
     NMK_WORD_WAIT_B = 4,
@@ -395,6 +396,12 @@ typedef struct nmk_config {
     const char *value;
     int32_t required; /* absence is a mistake */
 } nmk_config;
+/* A node of the step, by the number that its tasks carry. */
+typedef struct nmk_node {
+    const char *name;
+    int32_t opcode;
+    int32_t layer; /* -1 before the first and after the last layer */
+} nmk_node;
 /* A field of an opcode's descriptor. */
 typedef struct nmk_field {
     int32_t opcode;
@@ -420,6 +427,8 @@ extern const nmk_buffer nmk_buffers[];
 extern const int nmk_buffer_count;
 extern const nmk_config nmk_configs[];
 extern const int nmk_config_count;
+extern const nmk_node nmk_nodes[];
+extern const int nmk_node_count; /* NMK_NODES */
 extern const nmk_field nmk_fields[];
 extern const int nmk_field_count;
 extern const char *const nmk_opcode_names[NMK_OPCODES];

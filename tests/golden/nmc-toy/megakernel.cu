@@ -12,6 +12,7 @@
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 38
+#define NMK_NODES 60
 #define NMK_TICKETS 5
 #define NMK_ARENA_BYTES 1719552
 #define NMK_WEIGHTS_KIB 22950
@@ -92,7 +93,7 @@ enum nmk_opcode {
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
     NMK_WORD_OPCODE = 0,
-    NMK_WORD_LAYER = 1,
+    NMK_WORD_NODE = 1,
     NMK_WORD_WAIT_A = 2,
     NMK_WORD_ARRIVALS_A = 3,
     NMK_WORD_WAIT_B = 4,

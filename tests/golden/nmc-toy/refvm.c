@@ -3,24 +3,24 @@
 ... templates/random.h
 ... templates/sampling.h
 ... templates/refvm.c
-    {"attention", 2, 0, 0},
-    {"clear_cuts", 1, 1, 0},
-    {"combine", 1, 1, 0},
-    {"cut", 1, 1, 1},
-    {"dense_down", 0, 0, 0},
-    {"dense_up", 2, 0, 0},
-    {"draw", 1, 1, 1},
-    {"embed", 2, 0, 0},
-    {"expert_down", 0, 0, 0},
-    {"expert_up", 2, 0, 0},
-    {"lm_head", 2, 0, 0},
-    {"norm", 0, 0, 0},
-    {"o_proj", 0, 0, 0},
-    {"qkv", 2, 0, 0},
-    {"residual", 2, 0, 0},
-    {"route", 0, 0, 0},
-    {"router", 2, 0, 0},
-    {"sample", 0, 1, 0},
+    {2, 0, 0}, /* attention */
+    {1, 1, 0}, /* clear_cuts */
+    {1, 1, 0}, /* combine */
+    {1, 1, 1}, /* cut */
+    {0, 0, 0}, /* dense_down */
+    {2, 0, 0}, /* dense_up */
+    {1, 1, 1}, /* draw */
+    {2, 0, 0}, /* embed */
+    {0, 0, 0}, /* expert_down */
+    {2, 0, 0}, /* expert_up */
+    {2, 0, 0}, /* lm_head */
+    {0, 0, 0}, /* norm */
+    {0, 0, 0}, /* o_proj */
+    {2, 0, 0}, /* qkv */
+    {2, 0, 0}, /* residual */
+    {0, 0, 0}, /* route */
+    {2, 0, 0}, /* router */
+    {0, 1, 0}, /* sample */
 ... templates/refvm.c
 static const struct {
     int32_t heads;
