@@ -167,14 +167,14 @@ end
 -- What orders the roles of one task. Where there is always something to hand over, load comes before compute and
 -- compute before store. A task that may find nothing to do hands nothing on, and its storers signal at once:
 --   * an `every` task deals work by what only run time knows (attention: the chunks of live rows). One that claims work
---     hands an end mark to each storer, one of spread or owner has a tile
+--     hands an end mark to each storer, one of spread or owner has a tile, unless its op is `idle`
 --   * a load that looks at SM-local data may find that nothing is to be streamed; where it claims, it ends with a mark
 -- What such a task does read and write is ordered all the same, because then it had something to hand over: its stores
 -- come after its compute, and its signal, if not its compute role's past, says that its own accesses are over.
 
 -- True where compute of a task of the op always comes after its load.
 local function load_feeds(op)
-  if not op.roles.load or op.tile == "every" and not op.claim then return false end
+  if not op.roles.load or op.idle or op.tile == "every" and not op.claim then return false end
   for _, r in ipairs(op.reads) do
     if r.role == "load" and r.scope and not op.claim then return false end
   end
@@ -183,7 +183,7 @@ end
 
 -- True where the signal of a task of the op always comes after its compute.
 local function store_follows(op)
-  return (op.roles.compute and op.roles.store and (op.tile ~= "every" or op.claim)) and true or false
+  return (op.roles.compute and op.roles.store and not op.idle and (op.tile ~= "every" or op.claim)) and true or false
 end
 
 --- The thread of one of an op's roles.

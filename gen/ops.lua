@@ -17,6 +17,7 @@
 --                            "" being the section itself
 --   op.optional              its tasks run only in launches where a column wants them (Helper::awake), all or none;
 --                            else they wait for nothing, touch nothing and signal at once
+--   op.idle                  a spread op of which SMs without a tile have a task too: they write what they have to say
 --   op.eased                 its weights stream with one stage less in flight
 --   op.wait, op.signal       the role that waits; the one that signals, nil where nothing is written that others await
 --   op.arrivals              arrivals at the op's counter per task
@@ -385,7 +386,7 @@ end
 
 local OP = {
   name = "string", summary = "string", pipeline = "string", claim = "string", eased = "boolean",
-  optional = "boolean", params = "table",
+  optional = "boolean", idle = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
 local OP_REQUIRED = { "name", "summary", "tile", "cost" }
@@ -522,8 +523,8 @@ function File:read()
   end
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
-    eased = raw.eased or false, optional = raw.optional or false, tile = raw.tile or "", wait = raw.wait, reads = {},
-    writes = {},
+    eased = raw.eased or false, optional = raw.optional or false, idle = raw.idle or false, tile = raw.tile or "",
+    wait = raw.wait, reads = {}, writes = {},
   }
   if op.pipeline and not PIPELINES[op.pipeline] then
     self:error(self:key("pipeline"), "unknown pipeline '%s'%s", op.pipeline,
@@ -543,6 +544,9 @@ function File:read()
   op.reference = reference
   if op.optional and (op.roles.load or op.roles.compute or op.roles.store) then
     self:error(self:key("optional"), "optional: only an op whose one role is help can sleep")
+  end
+  if op.idle and op.tile ~= "spread" then
+    self:error(self:key("idle"), "idle: only a spread op can have tasks without a tile")
   end
   if not reference then
     self:error(nil, "no //@reference section")

@@ -236,7 +236,7 @@ function Reader:map(node, path, rows)
   end
   for _, row in ipairs(rows) do
     local key, at = row[1], M.path(path, row[1])
-    self.pos[at] = given[key] or node
+    self.pos[at], self.given[at] = given[key] or node, given[key] and true
     if given[key] then
       values[key] = self:value(given[key], at, row)
     elseif given[key] == nil then
@@ -246,9 +246,10 @@ function Reader:map(node, path, rows)
   return values
 end
 
---- A reader: reader:map(tree, "", rows) gives the values; reader.pos[path] is then the place of every key.
+--- A reader: reader:map(tree, "", rows) gives the values; reader.pos[path] is then the place of every key, and
+--- reader.given[path] says that it is written there.
 function M.reader(diag)
-  return setmetatable({ diag = diag, pos = {} }, Reader)
+  return setmetatable({ diag = diag, pos = {}, given = {} }, Reader)
 end
 
 --- The tree of a YAML file, which messages call `name`; nil where there is none.

@@ -6,7 +6,7 @@
 --   every    one task on every SM
 --   cyclic   units first, first+step, ... on SM `first`
 --   columns  one task per column
--- An SM without work gets no task, nor one whose result stays on the SM and is used by nobody there.
+-- An SM without work gets no task (but of an op that is `idle`), nor one whose result stays on the SM and is used by nobody there.
 --
 -- Cost is bytes streamed: first what this layer has given the SM so far, because a layer ends only when its slowest SM
 -- does, then all that went before, then the SM's number.
@@ -46,7 +46,7 @@ function deal.spread(g, node, state)
   for i = 1, extra do count[order[i]] = count[order[i]] + 1 end
   local first = 0
   for sm = 0, sms - 1 do
-    if count[sm] > 0 then
+    if count[sm] > 0 or node.spec.idle then
       state.place(node, sm, own_fields(node, { tile = first, tiles = count[sm] }))
       first = first + count[sm]
     end

@@ -2,6 +2,7 @@
 --
 -- Owns: which keys there are, their types, ranges and defaults, and what must hold between them.  Every key is a row of
 -- a table below (rows.lua tells of rows); the keys of `shape:` are rows of the family's own table.
+local abi = require("emit.abi")
 local diags = require("diag")
 local families = require("family")
 local host = require("host")
@@ -21,7 +22,7 @@ local SPLIT = {
 local SCHEDULE = {
   { "columns", "int", min = 1, max = 8, default = 8,
     doc = "most rows that a step decodes, or positions of a prompt that it takes" },
-  { "ring_stages", "int", min = 4, max = 12, default = 12, doc = "depth of the weight ring, 16 KiB a stage" },
+  { "ring_stages", "int", min = 4, max = 12, default = 12, doc = "depth of the weight ring, 16 KiB a stage; fewer by default where there is no room" },
   { "in_flight", "ints", min = 1, max = 12, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
     doc = "most stages in flight for 1 .. 8 live columns" },
   { "order", "order", doc = "waves of a layer, as they are dealt" },
@@ -52,18 +53,15 @@ local LIMITS = {
   { "shape.head_dim", function(m) return m.shape.head_dim == 128 end, "128, for which pages and tiles are laid out" },
   { "shape.heads", function(m) return m.shape.heads == 8 * m.shape.kv_heads end,
     "8 * kv_heads: the query heads of a kv head are the 8 columns of a tile", uses = { "shape.kv_heads" } },
-  { "shape.hidden", function(m) return m.shape.hidden % 256 == 0 end, "a multiple of 256: 8 warps share each row" },
-  { "shape.hidden", function(m) return m.shape.hidden // 16 <= m.target.sms end,
-    "at most 16 * sms: every SM owns one tile of 16 rows", uses = { "target.sms" } },
-  { "shape.vocab", function(m) return m.shape.vocab % 16 == 0 end, "a multiple of 16, the rows of a tile" },
-  { "shape.vocab", function(m) return m.shape.vocab // 16 >= m.target.sms end,
-    "at least 16 * sms: every SM offers a token", uses = { "target.sms" } },
-  { "shape.experts", function(m) return m.shape.experts % 16 == 0 end, "a multiple of 16, the rows of a router tile" },
+  { "shape.hidden", function(m) return m.shape.hidden % 16 == 0 end, "a multiple of 16, the rows of a tile" },
+  { "shape.hidden", function(m) return m.shape.hidden <= 8192 end, "at most 8192, which shared memory holds" },
+  { "shape.vocab", function(m) return m.shape.vocab >= abi.TOPS end,
+    ("at least %d: as many alternatives have log-probabilities"):format(abi.TOPS) },
   { "shape.experts", function(m) return m.shape.experts <= 128 end, "at most 128: top-k takes 4 experts a lane" },
   { "shape.experts_per_token", function(m) return m.shape.experts_per_token <= 8 end,
     "at most 8: a step has at most 64 active experts" },
-  { "shape.expert_ff", function(m) return m.shape.expert_ff % 32 == 0 end, "a multiple of 32: h is read in 32s" },
-  { "shape.dense_ff", function(m) return m.shape.dense_ff % 32 == 0 end, "a multiple of 32: h is read in 32s" },
+  { "shape.expert_ff", function(m) return m.shape.expert_ff % 16 == 0 end, "a multiple of 16: h is read in 8s" },
+  { "shape.dense_ff", function(m) return m.shape.dense_ff % 16 == 0 end, "a multiple of 16: h is read in 8s" },
   { "schedule.in_flight", function(m)
       for _, n in ipairs(m.schedule.in_flight) do
         if n > m.schedule.ring_stages then return false end
@@ -170,6 +168,24 @@ local function with_shape(family)
   return list
 end
 
+-- The ring is what shared memory leaves for it.
+local function fit_ring(m, reader)
+  local ok, most = pcall(abi.most_ring_stages, m)       -- what the family gets wrong has its own message
+  if not ok then return end
+  local least = rows.find(SCHEDULE, "ring_stages").min
+  local path, stages = "schedule.ring_stages", m.schedule.ring_stages
+  if most < least then
+    reader:error(reader.pos["shape.hidden"], "shape.hidden", "leaves shared memory for %d ring stages of at least %d; " ..
+      "it is %d, where target.smem_bytes_per_block is %d", most, least, m.shape.hidden, m.target.smem_bytes_per_block)
+  elseif not reader.given[path] then
+    m.schedule.ring_stages = math.min(stages, most)
+  elseif stages > most then
+    reader:error(reader.pos[path], path, "must be at most %d, what shared memory leaves beside x and the tables; it is " ..
+      "%d, where shape.hidden is %s, target.smem_bytes_per_block is %d", most, stages, tostring(m.shape.hidden),
+      m.target.smem_bytes_per_block)
+  end
+end
+
 --- Reads the spec at `path`.  opts.root: where specs/ is (default: nmkgen's); opts.target: in place of the spec's.
 --- Requires: nothing.  Leaves: the model { name, family, target, shape, schedule, family_module, source, sources };
 --- mistakes in diag, and then the model is nil or has holes.
@@ -210,6 +226,7 @@ function M.load(path, diag, opts)
   if not family then return model end
   local complete = diag:count() == 0
   check_rules(model, reader, family, complete, diag)
+  if complete and diag:count() == 0 then fit_ring(model, reader) end
   if complete and diag:count() == 0 then families.check(model, family, diag) end
   return model
 end

@@ -175,6 +175,6 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         if (WAITS_COMPUTE >> op & 1) c.wait_task(d);
 //@slot dispatch compute
         if (tiles >= 0) gemm_x_compute(c, tiles, claimed);
-        if (row) row_tile_compute(c, row, width);
+        if (row) row_tile_any<RAGGED>(c, row, width);
     }
 }

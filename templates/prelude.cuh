@@ -179,6 +179,13 @@ template <int K> struct Packed {
     }
 };
 
+typedef Packed<NMK_HIDDEN> PackedX;
+
+/* The normalised x is kept as B fragments: in registers, or in shared memory where a warp's share of a row is more than
+ * they hold. */
+constexpr bool X_SHARED = NMK_X_BYTES > 0;
+static_assert(!X_SHARED || NMK_X_BYTES == TILE_COLUMNS * PackedX::padded * 2, "the fragments of a row");
+
 /* ------------------------------------------------------------------------------------------------ shared memory */
 
 /* One chunk of attention: a range of one column's pages for one kv head. */
@@ -233,7 +240,8 @@ struct Shared {
 };
 
 constexpr int SHARED_JOBS = NMK_RING_STAGES * NMK_STAGE_BYTES;
-constexpr int SHARED_REST = SHARED_JOBS + JOBS * JOB_BYTES;
+constexpr int SHARED_X = SHARED_JOBS + JOBS * JOB_BYTES;
+constexpr int SHARED_REST = SHARED_X + NMK_X_BYTES;
 constexpr int SHARED_BYTES = SHARED_REST + sizeof(Shared);
 static_assert(NMK_COLUMNS <= TILE_COLUMNS, "a step has at most the columns of an MMA");
 static_assert(SHARED_BYTES <= NMK_SMEM_BYTES, "shared memory: NMK_SMEM_BYTES is smaller than what the kernel uses");
@@ -468,13 +476,11 @@ struct Loader : Context {
 
 /* ------------------------------------------------------------------------------------------------ compute */
 
-typedef Packed<NMK_HIDDEN> PackedX;
-
 struct Consumer : Context {
     Slot slot;
     int warp;
     u32 job, pair;               /* pair: parity of the attention exchange buffers */
-    uint4 x[PackedX::granules];  /* normalised x, column g, this warp's k: B fragments */
+    uint4 x[X_SHARED ? 1 : PackedX::granules]; /* normalised x, column g, this warp's k: B fragments */
     float acc[4];                /* rows g and g+8 of the SM's own row tile, columns 2t and 2t+1 */
 
     __device__ __forceinline__ int g() const { return lane >> 2; }
@@ -512,6 +518,12 @@ struct Consumer : Context {
         slot.advance(p.ring_stages);
     }
 
+    /* Where the lane's B fragment of this warp's tile i is, if not in registers; nobody else reads it. */
+    __device__ __forceinline__ uint2 *fragment(int i) const
+    {
+        return (uint2 *)(ring + SHARED_X) + (i * WARPS_COMPUTE + warp) * 32 + lane;
+    }
+
     /* Hands this warp's part of a tile to the storers. */
     __device__ __forceinline__ void hand(const float (&v)[4])
     {
@@ -537,6 +549,27 @@ DEVICE void multiply(float (&even)[4], float (&odd)[4], const uint4 (&a)[TILES],
     }
 }
 
+/* One row tile times the x in shared memory. */
+DEVICE void multiply_shared(Consumer &c, float (&even)[4], float (&odd)[4])
+{
+    typedef PackedX L;
+#pragma unroll 1
+    for (int s = 0; s < L::stages; s++) {
+        uint4 a[L::tiles];
+        u32 seen = 0;
+        c.wait_full(c.slot);
+#pragma unroll
+        for (int k = 0; k < L::tiles; k++) a[k] = c.tile<L::tiles>(c.slot, k), seen |= a[k].x;
+#pragma unroll
+        for (int k = 0; k < L::tiles; k++) {
+            const uint2 b = *c.fragment(s * L::tiles + k);
+            if (k & 1) mma(odd, a[k], b.x, b.y);
+            else mma(even, a[k], b.x, b.y);
+        }
+        c.release(seen);
+    }
+}
+
 /* Row tiles of 16 rows times the normalised x; each goes to the storers.  claimed: after the first `tiles` more follow
  * until the producer's end mark, their number in the stage's tag. */
 DEVICE void gemm_x_compute(Consumer &c, int tiles, bool claimed)
@@ -554,7 +587,11 @@ DEVICE void gemm_x_compute(Consumer &c, int tiles, bool claimed)
                 if (tag < 0) mark = 1, c.release(tag);
             }
         }
-        if (!mark) {
+        if (X_SHARED && !mark) {
+            multiply_shared(c, even, odd);
+#pragma unroll
+            for (int k = 0; k < 4; k++) even[k] += odd[k];
+        } else if (!mark) {
             uint4 a[L::tiles], next[L::tiles];
 #pragma unroll
             for (int k = 0; k < L::tiles; k++) a[k] = c.tile<L::tiles>(c.slot, k);
@@ -567,7 +604,7 @@ DEVICE void gemm_x_compute(Consumer &c, int tiles, bool claimed)
 #pragma unroll
                     for (int k = 0; k < L::tiles; k++) next[k] = c.tile<L::tiles>(ahead, k);
                 }
-                multiply(even, odd, a, c.x, s * L::tiles);
+                if constexpr (!X_SHARED) multiply(even, odd, a, c.x, s * L::tiles);
                 u32 seen = 0;
 #pragma unroll
                 for (int k = 0; k < L::tiles; k++) seen |= a[k].x;
@@ -631,6 +668,66 @@ DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
     }
 #pragma unroll
     for (int k = 0; k < 4; k++) c.acc[k] += odd[k];
+}
+
+/* The same for a width that is only a multiple of 16, of which a stage is T tiles a warp.  A unit of stages holds whole
+ * granules. */
+template <int T> DEVICE void row_tile_ragged(Consumer &c, const bf16 *in, int width)
+{
+    constexpr int UNIT = T == 3 ? 2 : 1, GRANULES = UNIT * T / 2, AHEAD = T == 2 ? 4 : 2;
+    const int granules = (width + 255) / 256, units = granules / GRANULES;
+    const bool live = c.live(c.g());
+    uint4 b[AHEAD][GRANULES];
+    float odd[4] = {0, 0, 0, 0};
+    in += c.g() * width;
+    auto fetch = [&](uint4(&d)[GRANULES], int u) {
+#pragma unroll
+        for (int j = 0; j < GRANULES; j++) {
+            const int q = u * GRANULES + j;
+            const int k = 8 * c.t() + (T == 3 ? (c.warp * granules + q) * 32
+                                              : q / (T / 2) * (T * 128) + c.warp * (T * 16) + q % (T / 2) * 32);
+            d[j] = make_uint4(0, 0, 0, 0);
+            if (live && u < units && k < width) d[j] = load_l2(in + k);
+        }
+    };
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) fetch(b[u], u);
+#pragma unroll 1
+    for (int u0 = 0; u0 < units; u0 += AHEAD) {
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            if (u0 + j >= units) break;
+#pragma unroll
+            for (int s = 0; s < UNIT; s++) {
+                uint4 a[T];
+                u32 seen = 0;
+                c.wait_full(c.slot);
+#pragma unroll
+                for (int k = 0; k < T; k++) a[k] = c.tile<T>(c.slot, k), seen |= a[k].x;
+                multiply(c.acc, odd, a, b[j], s * T);
+                c.release(seen);
+            }
+            fetch(b[j], u0 + j + AHEAD);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) c.acc[k] += odd[k];
+}
+
+/* A width that row_tile_compute does not take, as the bit of its tiles a stage. */
+template <int K> constexpr u32 RAGGED_BIT = K % 512 == 0 ? 0 : 1u << Packed<K>::tiles;
+
+/* RAGGED: the bits of all widths that there are. */
+template <u32 RAGGED> DEVICE void row_tile_any(Consumer &c, const bf16 *in, int width)
+{
+    if (RAGGED == 0 || width % 512 == 0) {
+        row_tile_compute(c, in, width);
+        return;
+    }
+    const int tiles = (width + 255) / 256 * 2;
+    if (RAGGED >> 4 & 1 && tiles % 4 == 0) row_tile_ragged<4>(c, in, width);
+    else if (RAGGED >> 3 & 1 && tiles % 3 == 0) row_tile_ragged<3>(c, in, width);
+    else if (RAGGED >> 2 & 1) row_tile_ragged<2>(c, in, width);
 }
 
 /* ------------------------------------------------------------------------------------------------ store */
@@ -742,6 +839,7 @@ struct Helper : Context {
      * there no more often than WIDE times, the elements that a lane has in hand at once.  count: 16, 32, ... */
     template <int WIDE, class F> __device__ __forceinline__ void scan(const float *from, int count, F f)
     {
+        if (NMK_VOCAB_ROWS / 16 < NMK_SMS && count == 0) return; /* an SM without a tile */
         float4 ahead[4];
         auto fetch = [&](int base) {
 #pragma unroll

@@ -186,7 +186,8 @@ function M:coverage(plan)
   local at, last = node.first_tile, nil
   for _, i in ipairs(order) do
     local name = (from[i] ~= at or to[i] > total or to[i] <= from[i]) and self:name(plan.sm[i], plan.time[i])
-    if from[i] < node.first_tile or to[i] > total or to[i] <= from[i] then
+    local idle = node.spec.idle and to[i] == from[i]
+    if from[i] < node.first_tile or to[i] > total or to[i] <= from[i] and not idle then
       self:report(nil, "%s: %s %d to %d are out of range, %s has %d", name, what, from[i], to[i] - 1, node.name, total)
     elseif from[i] < at then
       self:report(nil, "double arrival: %s repeats %s %d of %s", name, what, from[i],

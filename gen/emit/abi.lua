@@ -1,5 +1,6 @@
 -- What the kernel, the runtime and the CPU machine agree on: constants, opcodes, descriptor fields, structs. One table,
 -- written as abi.h (C, host) and pasted into megakernel.cu (which includes no header, so the types are spelled out).
+local memory = require("memory")
 local ops = require("ops")
 local writer = require("emit.writer")
 
@@ -28,6 +29,8 @@ M.LANES = 32
 -- Shared memory beside the ring, with a ring of 12 stages: job buffers, descriptors, tables. And a place for each of an
 -- SM's chunks of attention, of both kinds.
 local SHARED_BYTES, SEGMENT_BYTES = 34816, 2 * 32
+-- Columns of the normalised x, of all that one MMA takes, that the registers of a warp's lanes hold.
+local X_COLUMNS, TILE_COLUMNS = 2048, 8
 -- nmk_hang.word: the task's bits, then the SM's, then the role's.
 M.TASK_BITS = 12
 M.SM_BITS = 8
@@ -214,9 +217,20 @@ local function max_segments(model)
   return round_up(most, model.target.sms) // model.target.sms
 end
 
+--- Shared memory for the normalised x of 8 columns; 0 where the registers hold it.
+local function x_bytes(model)
+  local packed = memory.packed_cols(model.family_module.values(model).hidden or 0)
+  return packed > X_COLUMNS and TILE_COLUMNS * packed * 2 or 0
+end
+
 --- Shared memory that a block needs beside the ring, at most. The kernel asserts it.
 function M.shared_rest_bytes(model)
-  return SHARED_BYTES + max_segments(model) * SEGMENT_BYTES
+  return SHARED_BYTES + max_segments(model) * SEGMENT_BYTES + x_bytes(model)
+end
+
+--- Stages for which a block of the target has room.
+function M.most_ring_stages(model)
+  return (model.target.smem_bytes_per_block - M.shared_rest_bytes(model)) // M.STAGE_BYTES
 end
 
 local function threads()
@@ -247,6 +261,7 @@ local function all_constants(model, g, registry)
   add("STAGE_BYTES", M.STAGE_BYTES)
   add("SMEM_BYTES", model.target.smem_bytes_per_block)
   add("SHARED_REST_BYTES", M.shared_rest_bytes(model))
+  add("X_BYTES", x_bytes(model))
   add("THREADS", threads())
   add("ROLES", #ops.ROLES)
   add("COUNTERS", g.counters)

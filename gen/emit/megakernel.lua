@@ -155,7 +155,7 @@ local function emit_set(w, name, used, holds)
 end
 
 --- WAITS_COMPUTE: the compute part waits before anything else; one wait in front of the chain serves them all.
---- EASED: the task's weights stream with one stage less in flight.
+--- EASED: the task's weights stream with one stage less in flight. RAGGED: widths of row_tile ops, see the prelude.
 local function emit_sets(w, used)
   emit_set(w, "WAITS_COMPUTE", used, function(op)
     local section = op.sections.compute
@@ -164,6 +164,11 @@ local function emit_sets(w, used)
   emit_set(w, "EASED", used, function(op)
     return op.eased
   end)
+  local widths = { "0u" }
+  for _, op in ipairs(used) do
+    if op.pipeline == "row_tile" then widths[#widths + 1] = ("RAGGED_BIT<op_%s::WIDTH>"):format(op.name) end
+  end
+  w:line("constexpr u32 RAGGED = %s;", table.concat(widths, " | "))
 end
 
 local function slots(ctx, used)

@@ -88,6 +88,10 @@ end
 -- Most experts that one step can touch.
 local function expert_slots(m) return math.min(m.schedule.columns * m.shape.experts_per_token, m.shape.experts) end
 
+-- Rows of the embedding, and of the router: whole tiles.
+local function vocab_rows(s) return (s.vocab + 15) // 16 * 16 end
+local function router_rows(s) return (s.experts + 15) // 16 * 16 end
+
 local function qkv_rows(s) return (s.heads + 2 * s.kv_heads) * s.head_dim end
 
 function M.values(m)
@@ -100,6 +104,7 @@ function M.values(m)
     layers = s.layers, hidden = s.hidden, heads = s.heads, kv_heads = s.kv_heads, head_dim = s.head_dim,
     q_width = s.heads * s.head_dim, dense_ff = s.dense_ff, experts = s.experts,
     experts_per_token = s.experts_per_token, expert_ff = s.expert_ff, expert_slots = expert_slots(m), vocab = s.vocab,
+    vocab_rows = vocab_rows(s), norm_mean = 0, route_score = 0,
     window = s.sliding_window, eps = s.norm_eps, logit_scale = s.logit_scale, max_context = s.max_context,
     full_layers = full, sliding_layers = s.layers - full,
     part_slots = part_slots,
@@ -113,15 +118,15 @@ function M.buffers(m)
   return {
     { name = "x0", bytes = cols * s.hidden * 4, extent = s.hidden },
     { name = "x1", bytes = cols * s.hidden * 4, extent = s.hidden },
-    { name = "logits", bytes = cols * s.experts * 4, extent = s.experts },
+    { name = "logits", bytes = cols * router_rows(s) * 4, extent = router_rows(s) },
     { name = "qkv", bytes = cols * qkv_rows(s) * 2, extent = qkv_rows(s) },
     { name = "part", bytes = v.part_slots * (s.heads // s.kv_heads * s.head_dim + 16) * 4, extent = v.part_slots },
     { name = "attn", bytes = cols * v.q_width * 2, extent = v.attn_units },
     { name = "h", bytes = v.expert_slots * cols * s.expert_ff * 2, extent = v.h_units },
     { name = "dense_h", bytes = cols * s.dense_ff * 2, extent = s.dense_ff },
     { name = "cand", bytes = m.target.sms * 2 * cols * 8, extent = m.target.sms },
-    { name = "scores", bytes = cols * s.vocab * 4, extent = s.vocab // 16 },
-    { name = "raw_logits", bytes = cols * s.vocab * 4, extent = s.vocab // 16 },
+    { name = "scores", bytes = cols * v.vocab_rows * 4, extent = v.vocab_rows // 16 },
+    { name = "raw_logits", bytes = cols * v.vocab_rows * 4, extent = v.vocab_rows // 16 },
     { name = "cuts", bytes = 7 * cols * 256 * 8, extent = 7 * cols },           -- as ops/cut.cu counts
     { name = "drawn", bytes = m.target.sms * 8, extent = m.target.sms },
     { name = "tops", bytes = m.target.sms * cols * 41 * 4, extent = m.target.sms }, -- as ops/draw.cu lays them out
@@ -139,13 +144,13 @@ function M.back(m)
   local s = m.shape
   local nodes = {
     { op = "norm", weights = { gamma_kib = { array = "norm", layer = s.layers } } },
-    { op = "lm_head", tiles = s.vocab // 16, weights = { weight_kib = { array = "embed", layer = 0 } } },
+    { op = "lm_head", tiles = vocab_rows(s) // 16, weights = { weight_kib = { array = "embed", layer = 0 } } },
   }
   -- Three digits of where top_k cuts, three of where top_p does.
   for unit = 0, 5 do
     nodes[#nodes + 1] = { op = "cut", fields = { unit = unit } }
   end
-  nodes[#nodes + 1] = { op = "draw", tiles = s.vocab // 16 }
+  nodes[#nodes + 1] = { op = "draw", tiles = vocab_rows(s) // 16 }
   nodes[#nodes + 1] = { op = "sample" }
   return nodes
 end
@@ -167,7 +172,7 @@ function M.block(i, m)
     block.up = { op = "dense_up", tiles = s.dense_ff // 8, weights = from("dense_up") }
     block.down = { op = "dense_down", tiles = s.hidden // 16, weights = from("dense_down") }
   else
-    block.router = { op = "router", tiles = s.experts // 16, weights = from("router") }
+    block.router = { op = "router", tiles = router_rows(s) // 16, weights = from("router") }
     block.route = { op = "route", fields = { ticket = i } }
     block.up = { op = "expert_up", weights = from("up"), fields = { ticket = i } }  -- rank: the schedule's
     block.down = { op = "expert_down", tiles = s.hidden // 16, weights = from("down") }
@@ -186,13 +191,13 @@ function M.arrays(m)
                           layout = layout }
     end
   end
-  array("embed", 0, 1, 0, s.vocab, s.hidden, "rows")
+  array("embed", 0, 1, 0, vocab_rows(s), s.hidden, "rows")
   array("norm", 0, s.layers + 1, 0, 1, s.hidden, "vector")                         -- the last one is the final norm
   array("qkv", 0, s.layers, 0, qkv_rows(s), s.hidden, "pairs")
   array("o", 0, s.layers, 0, s.hidden, s.heads * s.head_dim, "rows")
   array("dense_up", 0, dense, 0, 2 * s.dense_ff, s.hidden, "gate_up")
   array("dense_down", 0, dense, 0, s.hidden, s.dense_ff, "rows")
-  array("router", dense, moe, 0, s.experts, s.hidden, "rows")
+  array("router", dense, moe, 0, router_rows(s), s.hidden, "rows")
   array("up", dense, moe, s.experts, 2 * s.expert_ff, s.hidden, "gate_up")
   array("down", dense, moe, s.experts, s.hidden, s.expert_ff, "rows")
   return list

@@ -15,7 +15,7 @@ DEVICE void load(Loader &c, const Task &t) { row_tile_load<P::dense_ff>(c, t); }
 
 //@device compute
 constexpr int WIDTH = P::dense_ff;
-static_assert(WIDTH % 512 == 0, "row_tile takes stages of 512 columns");
+static_assert(WIDTH % 16 == 0, "row_tile loads 16 bytes at once");
 
 DEVICE const bf16 *compute(Consumer &c, const Task &t) { return c.buffer<bf16>(t.dense_h); }
 

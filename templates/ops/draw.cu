@@ -2,11 +2,12 @@
   name    = "draw",
   summary = "of the SM's tokens: the best perturbed score of those kept; the most likely, for log-probabilities",
   optional = true,
-  params  = { {"vocab", "i32"} },
+  idle    = true,
+  params  = { {"vocab", "i32"}, {"vocab_rows", "i32"} },
   tile    = "spread",
   task    = { {"tile", "i32"}, {"tiles", "i32"} },
   reads   = { {"cand", "f32", role = "help", lo = "0", hi = "sms"},
-              {"scores", "f32", role = "help", lo = "0", hi = "vocab//16"},
+              {"scores", "f32", role = "help", lo = "0", hi = "vocab_rows//16"},
               {"raw_logits", "f32", role = "help", lo = "tile", hi = "tile+tiles"},
               {"cuts", "u64", role = "help", lo = "0", hi = "7*columns"},
               {"cutoff", role = "help", scope = "sm"}, {"control", role = "help", launch = "older"} },
@@ -25,7 +26,7 @@ DEVICE void draw_share(Helper &c, const Task &t, const Share &mine)
     const Cut cut = c.s.cut;
     const nmk_column *column = c.column(n);
     const nmk_noise key = nmk_noise_key(__ldcg(&column->seed_lo), __ldcg(&column->seed_hi), c.s.pos[n]);
-    const float *scores = c.buffer<float>(t.scores) + n * P::vocab + mine.first;
+    const float *scores = c.buffer<float>(t.scores) + n * P::vocab_rows + mine.first;
     float best = -INFINITY;
     int id = 0x7fffffff;
     c.scan<2>(scores, mine.count, [&](bool inside, int i, float score) {
@@ -44,12 +45,12 @@ DEVICE void help(Helper &c, const Task &t)
 {
     const int first = t.tile * 16, count = t.tiles * 16;
     Share mine;
-    if (c.share(P::vocab, mine)) draw_share(c, t, mine);
+    if (c.share(P::vocab_rows, mine)) draw_share(c, t, mine);
 #pragma unroll 1
     for (int n = 0; n < NMK_COLUMNS; n++) {
         if (c.wants(n, NMK_COLUMN_LOGPROBS)) {
             Tops tops = {-INFINITY, 0x7fffffff};
-            const float *logits = c.buffer<float>(t.raw_logits) + n * P::vocab + first;
+            const float *logits = c.buffer<float>(t.raw_logits) + n * P::vocab_rows + first;
             c.scan<1>(logits, count, [&](bool inside, int i, float logit) {
                 tops.offer(inside ? logit : -INFINITY, inside ? first + i : 0x7fffffff);
             });
@@ -69,26 +70,26 @@ DEVICE void help(Helper &c, const Task &t)
 
 //@reference
 struct share mine;
-if (share(vm, sm->id, P.vocab, &mine)) {
+if (share(vm, sm->id, P.vocab_rows, &mine)) {
     const struct nmk_column *c = &vm->control->column[mine.column];
     const int k = c->flags & NMK_COLUMN_CUTS_K, p = c->flags & NMK_COLUMN_CUTS_P, n = mine.column;
-    const float *score = (const float *)buffer(vm, t.scores) + (size_t)n * P.vocab;
+    const float *score = (const float *)buffer(vm, t.scores) + (size_t)n * P.vocab_rows;
     const nmk_noise key = nmk_noise_key(c->seed_lo, c->seed_hi, c->pos);
     const uint64_t *bins = (const uint64_t *)buffer(vm, t.cuts) + ((p ? 6 : 3) * NMK_COLUMNS + n) * 256;
     struct candidate best = {-INFINITY, INT32_MAX};
     struct cut *cut = &sm->cut;
     if (!k && !p) begin_cut(cut, c, buffer(vm, t.cand), n);
     else narrow(cut, bins, 0), end_cut(cut);
-    for (int i = mine.first; i < mine.first + mine.count; i++)
+    for (int i = mine.first; i < mine.first + mine.count && i < P.vocab; i++)
         if (nmk_score_key(cut->best, score[i]) <= cut->limit) better(&best, score[i] + noise(key, i), i);
     float *value = buffer(vm, t.drawn);
     value[sm->id] = best.value, ((int32_t *)value)[NMK_SMS + sm->id] = best.id;
 }
 for (int n = 0; n < NMK_COLUMNS; n++) {
     const struct nmk_column *c = &vm->control->column[n];
-    const int first = t.tile * 16, end = first + t.tiles * 16;
+    const int first = t.tile * 16, past = first + t.tiles * 16, end = past < P.vocab ? past : P.vocab;
     if (active(vm, n) && c->flags & NMK_COLUMN_LOGPROBS) {
-        const float *logit = (const float *)buffer(vm, t.raw_logits) + (size_t)n * P.vocab;
+        const float *logit = (const float *)buffer(vm, t.raw_logits) + (size_t)n * P.vocab_rows;
         struct candidate top[NMK_TOPS];
         float *to = (float *)buffer(vm, t.tops) + n * NMK_SMS * (2 * NMK_TOPS + 1), sum = 0;
         int32_t *ids = (int32_t *)to + NMK_SMS * NMK_TOPS;

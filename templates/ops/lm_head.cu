@@ -2,8 +2,9 @@
   name     = "lm_head",
   summary  = "best (score, id) per column over the SM's rows of the embedding, perturbed or not; scores for who asks",
   pipeline = "gemm_x",
-  params   = { {"hidden", "i32"}, {"vocab", "i32"}, {"logit_scale", "f32"} },
+  params   = { {"hidden", "i32"}, {"vocab", "i32"}, {"vocab_rows", "i32"}, {"logit_scale", "f32"} },
   tile     = "spread",
+  idle     = true, -- every SM offers a candidate, be it none
   task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
   reads    = { {"xn", "bf16", role = "compute", scope = "sm"}, {"control", role = "store", launch = "older"} },
   writes   = { {"cand", "f32", role = "store", lo = "sm", hi = "sm+1"},
@@ -15,6 +16,7 @@
 /* A logit after bias and penalties. */
 DEVICE float adjusted(const Storer &c, const nmk_column &n, int slot, int token, float logit)
 {
+    if (P::vocab < P::vocab_rows) token = min(token, P::vocab - 1);
     const uint2 a = __ldcg((const uint2 *)c.p.adjust + (u64)slot * P::vocab + token);
     return nmk_adjusted(logit, __uint_as_float(a.x), a.y, n.presence, n.frequency, n.repetition);
 }
@@ -43,12 +45,17 @@ DEVICE void store(Storer &c, const Task &t)
         c.take(v);
 #pragma unroll
         for (int k = 0; k < 4; k++) v[k] *= P::logit_scale;
+        if (P::vocab < P::vocab_rows) { /* rows that pad the last tile are no tokens */
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if ((t.tile + i) * 16 + c.g() + 8 * (k >> 1) >= P::vocab) v[k] = -INFINITY;
+        }
         if (flags & (NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS) * 0x10001) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const int token = (t.tile + i) * 16 + c.g() + 8 * (k >> 1), n = 2 * c.t() + (k & 1);
                 const int asked = flags >> 16 * (k & 1);
-                if (asked & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[n * P::vocab + token] = v[k];
+                if (asked & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[n * P::vocab_rows + token] = v[k];
                 if (asked & NMK_COLUMN_ADJUSTS)
                     v[k] = adjusted(c, control->column[n], c.s.table_row[n], token, v[k]);
             }
@@ -61,7 +68,7 @@ DEVICE void store(Storer &c, const Task &t)
             const float h = k & 1 ? heat[1] : heat[0];
             if (h > 0) score = __fdividef(score, h);
             if (flags >> 16 * (k & 1) & NMK_COLUMN_FILTERS)
-                c.buffer<float>(t.scores)[(2 * c.t() + (k & 1)) * P::vocab + token] = score;
+                c.buffer<float>(t.scores)[(2 * c.t() + (k & 1)) * P::vocab_rows + token] = score;
             else if (h > 0) score += gumbel(k & 1 ? key[1] : key[0], token);
             if (k & 1) keep_better(best[1], id[1], score, token);
             else keep_better(best[0], id[0], score, token);
@@ -87,7 +94,7 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     struct candidate best = {-INFINITY, INT32_MAX};
     for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16 && row < P.vocab; row++) {
         if (!active(vm, n) || !(c->flags & NMK_COLUMN_SAMPLES)) break;
-        const size_t at = (size_t)n * P.vocab + (size_t)row;
+        const size_t at = (size_t)n * P.vocab_rows + (size_t)row;
         float v = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), sm->xn[n], P.hidden) * P.logit_scale;
         if (c->flags & NMK_COLUMN_LOGPROBS) ((float *)buffer(vm, t.raw_logits))[at] = v;
         if (c->flags & NMK_COLUMN_ADJUSTS) {

@@ -1,7 +1,7 @@
 /*@op
   name    = "norm",
-  summary = "xn = rmsnorm(x) * gamma, by every SM for itself, kept in registers as B fragments",
-  params  = { {"hidden", "i32"}, {"eps", "f32"} },
+  summary = "xn = norm(x) * gamma, RMSNorm or LayerNorm, by every SM for itself, kept as B fragments",
+  params  = { {"hidden", "i32"}, {"eps", "f32"}, {"norm_mean", "i32"} },
   tile    = "every",
   task    = { {"gamma_kib", "i32"} },
   reads   = { {"x", "f32", role = "compute", lo = "0", hi = "hidden"} },
@@ -9,8 +9,13 @@
   cost    = "0",
 @*/
 //@device compute
+/* A lane has 8 values of each granule of its warp, of column g; columns that only pad the row count as zeros. */
+typedef PackedX L;
+constexpr int G = L::granules;
+constexpr int HELD = X_SHARED ? 8 : G; /* granules that a lane has in hand at once */
+
 struct Before {
-    uint4 gamma[PackedX::granules];
+    uint4 gamma[HELD];
 };
 
 DEVICE Before before(Consumer &c, const Task &t)
@@ -18,25 +23,13 @@ DEVICE Before before(Consumer &c, const Task &t)
     Before b;
     const bf16 *gamma = (const bf16 *)c.weights(t.gamma_kib) + 8 * c.t();
 #pragma unroll
-    for (int q = 0; q < PackedX::granules; q++) b.gamma[q] = __ldg((const uint4 *)(gamma + PackedX::k(c.warp, q)));
+    for (int q = 0; q < HELD; q++) b.gamma[q] = __ldg((const uint4 *)(gamma + L::k(c.warp, q)));
     return b;
 }
 
-DEVICE void compute(Consumer &c, const Task &t, const Before &b)
+/* The whole column's sum of what its lanes have. */
+DEVICE float column_sum(Consumer &c, float sum)
 {
-    const float *x = c.buffer<float>(t.x) + c.g() * P::hidden + 8 * c.t();
-    const bool live = c.live(c.g());
-    float4 v[2 * PackedX::granules];
-    float sum = 0;
-#pragma unroll
-    for (int q = 0; q < PackedX::granules; q++) {
-        const float4 *from = (const float4 *)(x + PackedX::k(c.warp, q));
-        v[2 * q] = v[2 * q + 1] = make_float4(0, 0, 0, 0);
-        if (live) v[2 * q] = __ldcg(from), v[2 * q + 1] = __ldcg(from + 1);
-    }
-#pragma unroll
-    for (int q = 0; q < 2 * PackedX::granules; q++)
-        sum += v[q].x * v[q].x + v[q].y * v[q].y + v[q].z * v[q].z + v[q].w * v[q].w;
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (c.t() == 0) c.s.sum[c.warp][c.g()] = sum;
@@ -44,16 +37,117 @@ DEVICE void compute(Consumer &c, const Task &t, const Before &b)
     float total = 0;
 #pragma unroll
     for (int w = 0; w < WARPS_COMPUTE; w++) total += c.s.sum[w][c.g()];
-    const float scale = rsqrtf(total * (1.f / P::hidden) + P::eps);
+    return total;
+}
+
+DEVICE float square(const float4 &v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+
+DEVICE void subtract(float4 &v, float mean) { v.x -= mean, v.y -= mean, v.z -= mean, v.w -= mean; }
+
+DEVICE void scale_into(uint4 &x, const float4 &u, const float4 &w, float scale, const uint4 &gamma)
+{
+    x.x = bf16_pair(u.x * scale * bf16_low(gamma.x), u.y * scale * bf16_high(gamma.x));
+    x.y = bf16_pair(u.z * scale * bf16_low(gamma.y), u.w * scale * bf16_high(gamma.y));
+    x.z = bf16_pair(w.x * scale * bf16_low(gamma.z), w.y * scale * bf16_high(gamma.z));
+    x.w = bf16_pair(w.z * scale * bf16_low(gamma.w), w.w * scale * bf16_high(gamma.w));
+}
+
+/* Whether the lane's values of granule q are in the row. */
+DEVICE bool inside(const Consumer &c, int q) { return P::hidden % 256 == 0 || L::k(c.warp, q) + 8 * c.t() < P::hidden; }
+
+/* N: all granules. */
+template <int N> DEVICE void in_registers(Consumer &c, const Task &t, const Before &b)
+{
+    const float *x = c.buffer<float>(t.x) + c.g() * P::hidden + 8 * c.t();
+    const bool live = c.live(c.g());
+    float4 v[2 * N];
+    float sum = 0;
 #pragma unroll
-    for (int q = 0; q < PackedX::granules; q++) {
-        const float4 &u = v[2 * q], &w = v[2 * q + 1];
-        const uint4 &gamma = b.gamma[q];
-        c.x[q].x = bf16_pair(u.x * scale * bf16_low(gamma.x), u.y * scale * bf16_high(gamma.x));
-        c.x[q].y = bf16_pair(u.z * scale * bf16_low(gamma.y), u.w * scale * bf16_high(gamma.y));
-        c.x[q].z = bf16_pair(w.x * scale * bf16_low(gamma.z), w.y * scale * bf16_high(gamma.z));
-        c.x[q].w = bf16_pair(w.z * scale * bf16_low(gamma.w), w.w * scale * bf16_high(gamma.w));
+    for (int q = 0; q < N; q++) {
+        const float4 *from = (const float4 *)(x + L::k(c.warp, q));
+        v[2 * q] = v[2 * q + 1] = make_float4(0, 0, 0, 0);
+        if (live && inside(c, q)) v[2 * q] = __ldcg(from), v[2 * q + 1] = __ldcg(from + 1);
     }
+    if (P::norm_mean) {
+        float all = 0;
+#pragma unroll
+        for (int q = 0; q < 2 * N; q++) all += v[q].x + v[q].y + v[q].z + v[q].w;
+        const float mean = column_sum(c, all) * (1.f / P::hidden);
+#pragma unroll
+        for (int q = 0; q < 2 * N; q++)
+            if (inside(c, q / 2)) subtract(v[q], mean);
+        barrier_compute(); /* all have read the sums */
+    }
+#pragma unroll
+    for (int q = 0; q < 2 * N; q++) sum += square(v[q]);
+    const float scale = rsqrtf(column_sum(c, sum) * (1.f / P::hidden) + P::eps);
+#pragma unroll
+    for (int q = 0; q < N; q++) scale_into(c.x[q], v[2 * q], v[2 * q + 1], scale, b.gamma[q]);
+}
+
+/* f(first granule, values) for all that the lane has of the row, HELD granules at a time. */
+template <class F> DEVICE void each(Consumer &c, const Task &t, F f)
+{
+    const float *x = c.buffer<float>(t.x) + c.g() * P::hidden + 8 * c.t();
+    const bool live = c.live(c.g());
+#pragma unroll 1
+    for (int q0 = 0; q0 < G; q0 += HELD) {
+        float4 v[2 * HELD];
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            const bool there = live && q0 + j < G && inside(c, q0 + j);
+            const float4 *from = (const float4 *)(x + (there ? L::k(c.warp, q0 + j) : 0));
+            v[2 * j] = v[2 * j + 1] = make_float4(0, 0, 0, 0);
+            if (there) v[2 * j] = __ldcg(from), v[2 * j + 1] = __ldcg(from + 1);
+        }
+        f(q0, v);
+    }
+}
+
+/* Rows that registers do not hold: read again from L2 for every sum that there is. */
+DEVICE void in_shared(Consumer &c, const Task &t, const Before &b)
+{
+    float mean = 0, sum = 0;
+    if (P::norm_mean) {
+        each(c, t, [&](int, float4(&v)[2 * HELD]) {
+#pragma unroll
+            for (int j = 0; j < 2 * HELD; j++) sum += v[j].x + v[j].y + v[j].z + v[j].w;
+        });
+        mean = column_sum(c, sum) * (1.f / P::hidden), sum = 0;
+        barrier_compute(); /* all have read the sums */
+    }
+    auto center = [&](int q0, float4(&v)[2 * HELD]) {
+#pragma unroll
+        for (int j = 0; j < 2 * HELD; j++)
+            if (P::norm_mean && q0 + j / 2 < G && inside(c, q0 + j / 2)) subtract(v[j], mean);
+    };
+    each(c, t, [&](int q0, float4(&v)[2 * HELD]) {
+        center(q0, v);
+#pragma unroll
+        for (int j = 0; j < 2 * HELD; j++) sum += square(v[j]);
+    });
+    const float scale = rsqrtf(column_sum(c, sum) * (1.f / P::hidden) + P::eps);
+    each(c, t, [&](int q0, float4(&v)[2 * HELD]) {
+        center(q0, v);
+        const bf16 *from = (const bf16 *)c.weights(t.gamma_kib) + 8 * c.t();
+        uint4 gamma[HELD];
+#pragma unroll
+        for (int j = 0; j < HELD; j++)
+            gamma[j] = q0 == 0 ? b.gamma[j] : __ldg((const uint4 *)(from + L::k(c.warp, min(q0 + j, G - 1))));
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            if (q0 + j >= G) continue;
+            uint4 y;
+            scale_into(y, v[2 * j], v[2 * j + 1], scale, gamma[j]);
+            *c.fragment(2 * (q0 + j)) = make_uint2(y.x, y.y), *c.fragment(2 * (q0 + j) + 1) = make_uint2(y.z, y.w);
+        }
+    });
+}
+
+DEVICE void compute(Consumer &c, const Task &t, const Before &b)
+{
+    if constexpr (X_SHARED) in_shared(c, t, b);
+    else in_registers<G>(c, t, b);
 }
 
 //@reference
@@ -64,8 +158,10 @@ for (int n = 0; n < NMK_COLUMNS; n++, x += P.hidden) {
         memset(sm->xn[n], 0, sizeof sm->xn[n]);
         continue;
     }
-    double squares = 0;
-    for (int i = 0; i < P.hidden; i++) squares += (double)x[i] * x[i];
+    double mean = 0, squares = 0;
+    for (int i = 0; P.norm_mean && i < P.hidden; i++) mean += (double)x[i] / P.hidden;
+    for (int i = 0; i < P.hidden; i++) squares += ((double)x[i] - mean) * ((double)x[i] - mean);
     const float scale = 1.0f / sqrtf((float)(squares / P.hidden) + P.eps);
-    for (int i = 0; i < P.hidden; i++) sm->xn[n][i] = bf16_round(x[i] * scale * bf16_value(gamma[i]));
+    for (int i = 0; i < P.hidden; i++)
+        sm->xn[n][i] = bf16_round((x[i] - (float)mean) * scale * bf16_value(gamma[i]));
 }

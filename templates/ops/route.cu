@@ -1,7 +1,7 @@
 /*@op
   name    = "route",
-  summary = "top-k of the router logits per column, sigmoid weights; ascending list of active experts",
-  params  = { {"experts", "i32"}, {"experts_per_token", "i32"} },
+  summary = "top-k of the router logits per column and their weights; ascending list of active experts",
+  params  = { {"experts", "i32"}, {"experts_per_token", "i32"}, {"route_score", "i32"} },
   tile    = "every",
   task    = { {"ticket", "i32"} },
   reads   = { {"logits", "f32", role = "compute", lo = "0", hi = "experts"} },
@@ -9,6 +9,9 @@
   cost    = "0",
 @*/
 //@device compute
+/* A chosen expert's weight: its logit's sigmoid, or the softmax over those chosen, or over all. */
+enum { SIGMOID, SOFTMAX_CHOSEN, SOFTMAX_ALL };
+constexpr int ROWS = (P::experts + 15) / 16 * 16; /* of the router */
 constexpr int WORDS = (P::experts + 31) / 32;
 static_assert(WORDS <= 4 && P::experts_per_token <= 8, "route holds 4 logits a lane and 8 choices a column");
 
@@ -30,8 +33,19 @@ DEVICE void compute(Consumer &c, const Task &t)
     if (c.live(n)) {
         u32 key[4] = {0, 0, 0, 0};
         if (lane * 4 < P::experts) {
-            const float4 v = __ldcg((const float4 *)(c.buffer<float>(t.logits) + n * P::experts) + lane);
+            const float4 v = __ldcg((const float4 *)(c.buffer<float>(t.logits) + n * ROWS) + lane);
             key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
+#pragma unroll
+            for (int j = 1; j < 4; j++)
+                if (P::experts % 4 && lane * 4 + j >= P::experts) key[j] = 0;
+        }
+        float all = 0, most = 0; /* the largest logit; the sum of exponentials relative to it */
+        if (P::route_score == SOFTMAX_ALL) {
+            most = value_of(__reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3]))));
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (key[j]) all += __expf(value_of(key[j]) - most);
+            all = warp_sum(all);
         }
         int expert = 0;
         u32 logit = 0;
@@ -49,9 +63,14 @@ DEVICE void compute(Consumer &c, const Task &t)
             for (int j = 0; j < 4; j++) key[j] = lane == owner && j == at ? 0 : key[j];
             if (lane == i) expert = e, logit = top;
         }
+        if (P::route_score == SOFTMAX_CHOSEN) {
+            most = value_of(__shfl_sync(~0u, logit, 0));
+            all = warp_sum(lane < P::experts_per_token ? __expf(value_of(logit) - most) : 0.f);
+        }
         if (lane < P::experts_per_token) {
+            const float v = value_of(logit);
             s.top_expert[n][lane] = expert;
-            s.top_weight[n][lane] = 1.f / (1.f + __expf(-value_of(logit)));
+            s.top_weight[n][lane] = P::route_score == SIGMOID ? 1.f / (1.f + __expf(-v)) : __expf(v - most) / all;
         }
 #pragma unroll
         for (int q = 0; q < WORDS; q++) {
@@ -94,19 +113,28 @@ DEVICE void compute(Consumer &c, const Task &t)
 }
 
 //@reference
-/* Sigmoid is monotone, so the largest logits are the largest scores; ties go to the lowest expert. */
+/* All scores are monotone, so the largest logits are the largest scores; ties go to the lowest expert. */
 const float *logits = vm->forced ? (const float *)(vm->forced + (size_t)t.logits * 128) : buffer(vm, t.logits);
 struct vm_route *r = &sm->route[d[7] & 1];
 float weight[NMK_COLUMNS][P.experts];
 memset(weight, 0, sizeof weight);
-for (int n = 0; n < NMK_COLUMNS; n++, logits += P.experts) {
+for (int n = 0; n < NMK_COLUMNS; n++, logits += (P.experts + 15) / 16 * 16) {
     if (!active(vm, n)) continue;
+    float most = 0, all = 0; /* of softmax */
+    int chosen[P.experts_per_token];
     for (int k = 0; k < P.experts_per_token; k++) {
         int best = -1;
         for (int e = 0; e < P.experts; e++)
             if (weight[n][e] == 0 && (best < 0 || logits[e] > logits[best])) best = e;
         weight[n][best] = 1.0f / (1.0f + expf(-logits[best]));
+        chosen[k] = best;
+        if (k == 0) most = logits[best];
+        all += expf(logits[best] - most);
     }
+    if (P.route_score == 2)
+        for (int e = (int)(all = 0); e < P.experts; e++) all += expf(logits[e] - most);
+    for (int k = 0; P.route_score && k < P.experts_per_token; k++)
+        weight[n][chosen[k]] = expf(logits[chosen[k]] - most) / all;
 }
 r->instance = d[7], r->active = 0;
 for (int e = 0; e < P.experts; e++) {

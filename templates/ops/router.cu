@@ -11,6 +11,8 @@
   cost     = "tiles*32*hidden",
 @*/
 //@device store
+constexpr int ROWS = (P::experts + 15) / 16 * 16; /* of the packed matrix */
+
 DEVICE void store(Storer &c, const Task &t)
 {
 #pragma unroll 1
@@ -23,15 +25,16 @@ DEVICE void store(Storer &c, const Task &t)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int n = 2 * c.t() + j;
-            if (c.live(n)) to[n * P::experts] = v[j], to[n * P::experts + 8] = v[2 + j];
+            if (c.live(n)) to[n * ROWS] = v[j], to[n * ROWS + 8] = v[2 + j];
         }
     }
 }
 
 //@reference
 float *logits = buffer(vm, t.logits);
+const int rows = (P.experts + 15) / 16 * 16;
 for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16; row++)
     for (int n = 0; n < NMK_COLUMNS; n++)
         if (active(vm, n))
-            logits[n * P.experts + row] =
+            logits[n * rows + row] =
                 dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), sm->xn[n], P.hidden);

@@ -1,13 +1,13 @@
 /*@op
   name    = "sample",
   summary = "token = best candidate of all SMs; moves the column to its next position or ends it",
-  params  = { {"vocab", "i32"} },
+  params  = { {"vocab", "i32"}, {"vocab_rows", "i32"} },
   tile    = "columns",
   task    = { {"column", "i32"} },
   reads   = { {"cand", "f32", role = "help", lo = "0", hi = "sms"},
               {"drawn", "f32", role = "help", lo = "0", hi = "sms"},
               {"tops", "f32", role = "help", lo = "0", hi = "sms"},
-              {"raw_logits", "f32", role = "help", lo = "0", hi = "vocab//16"} },
+              {"raw_logits", "f32", role = "help", lo = "0", hi = "vocab_rows//16"} },
   writes  = { {"control", role = "help", launch = "later"} },
   cost    = "0",
 @*/
@@ -17,7 +17,7 @@ DEVICE void tell_logprobs(Helper &c, const Task &t, int id)
 {
     constexpr int all = NMK_SMS * NMK_TOPS, round = 32 * ((NMK_SMS + 31) / 32);
     const float *value = c.buffer<float>(t.tops) + t.column * (NMK_SMS * (2 * NMK_TOPS + 1)), *sums = value + 2 * all;
-    const float logit = __ldcg(c.buffer<float>(t.raw_logits) + t.column * P::vocab + id);
+    const float logit = __ldcg(c.buffer<float>(t.raw_logits) + t.column * P::vocab_rows + id);
     static_assert(all % 16 == 0, "scan takes multiples of 16");
     /* in the order of SMs, so of ids: among equals the first is the lower id */
     Tops tops = {-INFINITY, 0x7fffffff};
@@ -87,12 +87,12 @@ const float *value = filtered ? buffer(vm, t.drawn) : buffer(vm, t.cand);
 const int32_t *id = (const int32_t *)value + (filtered ? NMK_SMS : NMK_SMS * 2 * NMK_COLUMNS);
 struct share mine;
 for (int i = 0; filtered && i < NMK_SMS; i++)
-    if (share(vm, i, P.vocab, &mine) && mine.column == t.column) better(&best, value[i], id[i]);
+    if (share(vm, i, P.vocab_rows, &mine) && mine.column == t.column) better(&best, value[i], id[i]);
 for (int i = t.column; !filtered && i < NMK_SMS * 2 * NMK_COLUMNS; i += NMK_COLUMNS) better(&best, value[i], id[i]);
 if (best.id < 0 || best.id >= P.vocab) return fail(sm, "no logit of column %d is a number", t.column);
 if (c->flags & NMK_COLUMN_LOGPROBS) {
     const float *tops = (const float *)buffer(vm, t.tops) + t.column * NMK_SMS * (2 * NMK_TOPS + 1);
-    const float *logit = (const float *)buffer(vm, t.raw_logits) + (size_t)t.column * P.vocab;
+    const float *logit = (const float *)buffer(vm, t.raw_logits) + (size_t)t.column * P.vocab_rows;
     const int32_t *ids = (const int32_t *)tops + NMK_SMS * NMK_TOPS;
     struct candidate top[NMK_TOPS];
     float sum = 0;

@@ -178,6 +178,7 @@ constexpr u32 WAITS_COMPUTE =
     0u | 1u << NMK_OP_O_PROJ | 1u << NMK_OP_QKV;
 constexpr u32 EASED =
     0u | 1u << NMK_OP_QKV;
+constexpr u32 RAGGED = 0u | RAGGED_BIT<op_o_proj::WIDTH>;
 ]])
 t.case("a helper that signals nothing", slot_of("dispatch help", { "combine", "sample" }), [[
 if (is(op, NMK_OP_COMBINE)) goto help_combine;

@@ -9,6 +9,7 @@
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 232448
 #define NMK_SHARED_REST_BYTES 34944
+#define NMK_X_BYTES 0
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 38
@@ -57,10 +58,13 @@
 #define NMK_LAYERS 5
 #define NMK_LOGIT_SCALE 1.0f
 #define NMK_MAX_CONTEXT 4096
+#define NMK_NORM_MEAN 0
 #define NMK_PART_SLOTS 256
 #define NMK_Q_WIDTH 1024
+#define NMK_ROUTE_SCORE 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_VOCAB 4096
+#define NMK_VOCAB_ROWS 4096
 #define NMK_WINDOW 128
 #define NMK_DENSE_LAYERS 1
 #define NMK_FULL_ATTENTION_EVERY 4
@@ -334,6 +338,7 @@ static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[
 namespace op_cut {
 struct P {
     static constexpr int vocab = 4096;
+    static constexpr int vocab_rows = 4096;
 };
 struct Task { int unit; int cand; int scores; int cuts; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11]}; }
@@ -364,6 +369,7 @@ static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[
 namespace op_draw {
 struct P {
     static constexpr int vocab = 4096;
+    static constexpr int vocab_rows = 4096;
 };
 struct Task { int tile; int tiles; int cand; int scores; int raw_logits; int cuts; int drawn; int tops; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13], d[14], d[15]}; }
@@ -409,6 +415,7 @@ namespace op_lm_head {
 struct P {
     static constexpr int hidden = 256;
     static constexpr int vocab = 4096;
+    static constexpr int vocab_rows = 4096;
     static constexpr float logit_scale = 1.0f;
 };
 struct Task { int tile; int tiles; int weight_kib; int cand; int scores; int raw_logits; };
@@ -420,6 +427,7 @@ namespace op_norm {
 struct P {
     static constexpr int hidden = 256;
     static constexpr float eps = 1e-06f;
+    static constexpr int norm_mean = 0;
 };
 struct Task { int gamma_kib; int x; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9]}; }
@@ -466,6 +474,7 @@ namespace op_route {
 struct P {
     static constexpr int experts = 16;
     static constexpr int experts_per_token = 4;
+    static constexpr int route_score = 0;
 };
 struct Task { int ticket; int logits; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9]}; }
@@ -485,6 +494,7 @@ static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[
 namespace op_sample {
 struct P {
     static constexpr int vocab = 4096;
+    static constexpr int vocab_rows = 4096;
 };
 struct Task { int column; int cand; int drawn; int tops; int raw_logits; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12]}; }
@@ -498,6 +508,7 @@ constexpr u32 WAITS_COMPUTE =
     1u << NMK_OP_ROUTE | 1u << NMK_OP_ROUTER;
 constexpr u32 EASED =
     0u | 1u << NMK_OP_QKV | 1u << NMK_OP_ROUTER;
+constexpr u32 RAGGED = 0u | RAGGED_BIT<op_dense_down::WIDTH> | RAGGED_BIT<op_o_proj::WIDTH>;
 ... templates/megakernel.cu
 if (is(op, NMK_OP_ATTENTION)) goto load_attention;
 if (is(op, NMK_OP_O_PROJ)) goto load_o_proj;

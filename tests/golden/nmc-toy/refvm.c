@@ -98,8 +98,9 @@ static int op_combine(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 
 static const struct {
     int32_t vocab;
+    int32_t vocab_rows;
 } cut_params = {
-    .vocab = 4096
+    .vocab = 4096, .vocab_rows = 4096
 };
 struct cut_task {
     int32_t unit;
@@ -168,8 +169,9 @@ static int op_dense_up(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 
 static const struct {
     int32_t vocab;
+    int32_t vocab_rows;
 } draw_params = {
-    .vocab = 4096
+    .vocab = 4096, .vocab_rows = 4096
 };
 struct draw_task {
     int32_t tile;
@@ -269,9 +271,10 @@ static int op_expert_up(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 static const struct {
     int32_t hidden;
     int32_t vocab;
+    int32_t vocab_rows;
     float logit_scale;
 } lm_head_params = {
-    .hidden = 256, .vocab = 4096, .logit_scale = 1.0f
+    .hidden = 256, .vocab = 4096, .vocab_rows = 4096, .logit_scale = 1.0f
 };
 struct lm_head_task {
     int32_t tile;
@@ -296,8 +299,9 @@ static int op_lm_head(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 static const struct {
     int32_t hidden;
     float eps;
+    int32_t norm_mean;
 } norm_params = {
-    .hidden = 256, .eps = 1e-06f
+    .hidden = 256, .eps = 1e-06f, .norm_mean = 0
 };
 struct norm_task {
     int32_t gamma_kib;
@@ -396,8 +400,9 @@ static int op_residual(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 static const struct {
     int32_t experts;
     int32_t experts_per_token;
+    int32_t route_score;
 } route_params = {
-    .experts = 16, .experts_per_token = 4
+    .experts = 16, .experts_per_token = 4, .route_score = 0
 };
 struct route_task {
     int32_t ticket;
@@ -441,8 +446,9 @@ static int op_router(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 
 static const struct {
     int32_t vocab;
+    int32_t vocab_rows;
 } sample_params = {
-    .vocab = 4096
+    .vocab = 4096, .vocab_rows = 4096
 };
 struct sample_task {
     int32_t column;
