@@ -307,8 +307,8 @@ function M.check(m, family, diag)
         check_weights(what, block[wave], spans, family.at("block"), diag)
         local residual, residuals = block[wave].residual or 0, family.residuals or 1
         if residual < 0 or residual >= residuals then
-          diag:error(family.at("block"), "%s: residual must be 0 to %d, for a layer adds to the residual %d time%s; it is %d",
-            what, residuals - 1, residuals, residuals == 1 and "" or "s", residual)
+          diag:error(family.at("block"), "%s: residual must be 0 to %d, less than the family's residuals; it is %d",
+            what, residuals - 1, residual)
         end
       end
     end

@@ -1,7 +1,8 @@
 -- The op graph: a family's block recipe unrolled over the layers, in wave order.
 --
 -- A node is one op instance. The order of g.nodes is the meaning of the step: running the nodes one after the other is
--- correct by construction, and every later stage only has to keep that meaning. A task names its node by number, id - 1.
+-- correct by construction, and every later stage only has to keep that meaning. A task names its node by number, which
+-- is id - 1.
 --
 -- Where there are more tiles than SMs to own them, the wave, with all waves around it that are dealt to owners, is done
 -- in passes: the first `sms` tiles of all these waves, then the next, so that an SM still has one tile in hand. Each
@@ -10,8 +11,8 @@
 --   g.nodes    { id, op = name, spec = the op's registry entry, layer, name, tiles | units, fields, bind, weights,
 --              first_tile, first_pass, last_pass }
 --              layer: -1 before the first and after the last layer; bind[formal buffer] = actual buffer's name;
---              fields: constant task fields; first_tile: where the pass begins; first_pass, last_pass: the first and the
---              last pass of the wave, the node itself where there is one
+--              fields: constant task fields; first_tile: where the pass begins; first_pass, last_pass: the first and
+--              the last pass of the wave, the node itself where there is one
 --   g.buffers  { name, bytes, extent }, ordered; g.buffer[name] is the same; extent is the size of the index space
 --   g.used     [op] = true where a node has it
 --   g.params   [op] = { name = value }

@@ -6,7 +6,8 @@
 --   every    one task on every SM
 --   cyclic   units first, first+step, ... on SM `first`
 --   columns  one task per column
--- An SM without work gets no task (but of an op that is `idle`), nor one whose result stays on the SM and is used by nobody there.
+-- An SM without work gets no task, but of an op that is `idle`; nor one whose result stays on the SM and is used by
+-- nobody there.
 --
 -- Cost is bytes streamed: first what this layer has given the SM so far, because a layer ends only when its slowest SM
 -- does, then all that went before, then the SM's number.

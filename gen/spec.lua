@@ -22,7 +22,8 @@ local SPLIT = {
 local SCHEDULE = {
   { "columns", "int", min = 1, max = 8, default = 8,
     doc = "most rows that a step decodes, or positions of a prompt that it takes" },
-  { "ring_stages", "int", min = 4, max = 12, default = 12, doc = "depth of the weight ring, 16 KiB a stage; fewer by default where there is no room" },
+  { "ring_stages", "int", min = 4, max = 12, default = 12,
+    doc = "depth of the weight ring, 16 KiB a stage; less by default where a wide residual leaves no room" },
   { "in_flight", "ints", min = 1, max = 12, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
     doc = "most stages in flight for 1 .. 8 live columns" },
   { "order", "order", doc = "waves of a layer, as they are dealt" },
@@ -175,13 +176,14 @@ local function fit_ring(m, reader)
   local least = rows.find(SCHEDULE, "ring_stages").min
   local path, stages = "schedule.ring_stages", m.schedule.ring_stages
   if most < least then
-    reader:error(reader.pos["shape.hidden"], "shape.hidden", "leaves shared memory for %d ring stages of at least %d; " ..
-      "it is %d, where target.smem_bytes_per_block is %d", most, least, m.shape.hidden, m.target.smem_bytes_per_block)
+    reader:error(reader.pos["shape.hidden"], "shape.hidden", "leaves shared memory for %d ring stages, at least %d " ..
+      "are needed; it is %s, where target.smem_bytes_per_block is %d", most, least, tostring(m.shape.hidden),
+      m.target.smem_bytes_per_block)
   elseif not reader.given[path] then
     m.schedule.ring_stages = math.min(stages, most)
   elseif stages > most then
-    reader:error(reader.pos[path], path, "must be at most %d, what shared memory leaves beside x and the tables; it is " ..
-      "%d, where shape.hidden is %s, target.smem_bytes_per_block is %d", most, stages, tostring(m.shape.hidden),
+    reader:error(reader.pos[path], path, "must be at most %d, what shared memory leaves beside x and the tables; " ..
+      "it is %d, where shape.hidden is %s, target.smem_bytes_per_block is %d", most, stages, tostring(m.shape.hidden),
       m.target.smem_bytes_per_block)
   end
 end

@@ -1,9 +1,11 @@
 -- The part of the proof about buffers in global memory: node by node in the graph's order, every access against what
 -- was done to the same units since the buffer was last written as a whole.
 --
--- A history is the list of access groups of a buffer. It begins anew with a group that writes all of the buffer, or with
--- the passes of a wave that do so together: what came before is proved to come before whoever writes the same unit, and
--- what follows is proved to come after it. Not so with an optional node's: asleep it is no link between the two.
+-- A history is the list of access groups of a buffer. It begins anew with a group that writes all of the buffer, or
+-- with the passes of a wave that do so together: what came before is proved to come before whoever writes the same
+-- unit, and what follows is proved to come after it. Not so with an optional node's: asleep it is no link between the
+-- two.
+local abi = require("emit.abi")
 local hb = require("hb")
 local ops = require("ops")
 local region = require("region")

@@ -14,8 +14,8 @@
 --     residual }
 --     tiles: 16 output rows each (8 pairs for gate_up) of a spread or owner op; units: of a cyclic op.
 --     Formal buffers have the actual buffer's name, except x (residual in) and y (residual out), which the graph binds:
---     with residuals = 2 a layer adds to the residual twice, and a node's residual says before which addition it stands,
---     0 (the default) or 1
+--     with residuals = 2 a layer adds to the residual twice, and a node's residual says before which addition it
+--     stands, 0 (the default) or 1
 --   arrays(m)           packed weight arrays, ordered; element = layer - layer0 (then expert); see below
 --   tensors(m)          checkpoint tensors, ordered: where each one's rows go in its array
 --   config(m)           what a checkpoint's config.json must say: { path, or_path, value, required }

@@ -17,13 +17,15 @@
 /* Three digits of 8 bits, the most significant first; a digit is known when all SMs of the column have counted what
  * follows the digits before it, so this task reads what the one before added up (bins `unit`) and adds to its own
  * (`unit` + 1).  top_k counts tokens; top_p counts mass, of what min_p and top_k have left.  A column that lacks one
- * skips its tasks.  Rows that only pad the vocabulary have the score -INFINITY: no mass, and as tokens they come last. */
+ * skips its tasks.  Rows that only pad the vocabulary have the score -INFINITY: no mass, and as tokens they come last.
+ */
 DEVICE void help(Helper &c, const Task &t)
 {
     constexpr int HALF_BITS = NMK_MASS_BITS / 2; /* masses are added up in two words */
     constexpr float HALF = 1 << HALF_BITS;
     constexpr float WHOLE = 1 << 23, MIDDLE = 3 << 22; /* adding one rounds to an integer, of which it has the bits */
-    static_assert((P::vocab_rows / 16 / (NMK_SMS / NMK_COLUMNS) + 1) * 16 < 1 << 31 - HALF_BITS + 1, "sums of one word");
+    static_assert((P::vocab_rows / 16 / (NMK_SMS / NMK_COLUMNS) + 1) * 16 < 1 << 31 - HALF_BITS + 1,
+                  "sums of one word");
     Share mine;
     if (!c.share(P::vocab_rows, mine)) return;
     const bool mass = t.unit >= 3;

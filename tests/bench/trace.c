@@ -73,7 +73,8 @@ static void add_tail(const int32_t *lists) {
             const uint64_t *s = trace[sm][t];
             if (d[NMK_WORD_OPCODE] == NMK_OP_LM_HEAD) last = s[2]; /* a storer has stored its last candidate */
             if (!last || !s[3]) continue;
-            tail[n].clocks += (double)(int64_t)(s[3] - last), tail[n].count++, tail[n++].kind = kind_of[d[NMK_WORD_NODE]];
+            tail[n].clocks += (double)(int64_t)(s[3] - last), tail[n].count++,
+                tail[n++].kind = kind_of[d[NMK_WORD_NODE]];
             last = s[3];
         }
     }

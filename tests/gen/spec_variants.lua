@@ -36,7 +36,8 @@ variant("one expert a token", { ["experts_per_token: 4"] = "experts_per_token: 1
 variant("odd widths", { ["expert_ff: 96"] = "expert_ff: 160", ["dense_ff: 512"] = "dense_ff: 224" })
 variant("wide", { ["hidden: 256"] = "hidden: 2048", ["heads: 8"] = "heads: 32", ["kv_heads: 1"] = "kv_heads: 4",
   ["experts: 16"] = "experts: 128", ["experts_per_token: 4"] = "experts_per_token: 8" })
-variant("padded tiles", { ["hidden: 256"] = "hidden: 576", ["vocab: 4096"] = "vocab: 1003", ["experts: 16"] = "experts: 10" })
+variant("padded tiles", { ["hidden: 256"] = "hidden: 576", ["vocab: 4096"] = "vocab: 1003",
+  ["experts: 16"] = "experts: 10" })
 variant("two passes", { ["hidden: 256"] = "hidden: 4096" })
 variant("four passes", { ["hidden: 256"] = "hidden: 8192" })
 variant("defaults", { ["  dense_layers: 1\n"] = "", ["  full_attention_every: 4     # layers 0 and 4\n"] = "",

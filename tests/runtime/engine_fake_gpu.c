@@ -171,8 +171,8 @@ static void test_hang_text(void) {
     int32_t *d = lists + (NMK_MAX_TASKS + 2) * NMK_DESC_WORDS;
     int lm_head = 0, cut = -1; /* cut: its fourth node */
     while (nmk_nodes[lm_head].opcode != NMK_OP_LM_HEAD) lm_head++;
-    for (int n = 0; n < 4; n++)
-        do cut++;
+    for (int n = 0; n < 4; n++) do
+            cut++;
         while (nmk_nodes[cut].opcode != NMK_OP_CUT);
     d[NMK_WORD_OPCODE] = NMK_OP_LM_HEAD, d[NMK_WORD_NODE] = lm_head;
     h = (nmk_hang){.word = 1u << 31 | 1u << 20 | 1u << 12 | 2};

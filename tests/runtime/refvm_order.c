@@ -193,8 +193,7 @@ int main(void) {
             const int opcode = nmk_nodes[node].opcode, layer = nmk_nodes[node].layer;
             const int sleeps = opcode == NMK_OP_CUT || opcode == NMK_OP_DRAW;
             if (opcode == NMK_OP_SAMPLE) sample = node;
-            if (awake ? layer < 0 : layer <= 2)
-                test_lost_wait(t, node, FIRST | SECOND, awake || !sleeps, want);
+            if (awake ? layer < 0 : layer <= 2) test_lost_wait(t, node, FIRST | SECOND, awake || !sleeps, want);
         }
         /* sample's first wait is for draw, which signals at once asleep, its second for the lm_head, which draw has
          * waited for awake */
