@@ -54,7 +54,8 @@ local function each_unit(g, task, r, f)
 end
 
 -- What the order of the nodes says. Of the units that a node reads and of those that are left at the end,
--- { [node id or "end"] = { [buffer] = { [unit] = value } } }; of SM-local data, { [node id] = { [name] = node id } }.
+-- { [node id or "end"] = { [buffer] = { [unit] = value } } }; of SM-local data, { [node id] = { [name] = { [sm] = node
+-- id } } }: an owner that is not on an SM leaves what is there.
 local function meaning(g, asleep)
   local units, expected, writer, before = {}, {}, {}, {}
   for _, buffer in ipairs(g.buffers) do units[buffer.name] = {} end
@@ -63,7 +64,7 @@ local function meaning(g, asleep)
     expected[node.id], before[node.id] = seen, here
     if not (asleep and spec.optional) then
       for _, r in ipairs(spec.reads) do
-        if r.scope then here[r.name] = writer[r.name] or 0 end
+        if r.scope then here[r.name] = table.move(writer[r.name] or {}, 0, g.sms - 1, 0, {}) end
         for _, task in ipairs(r.global and node.tasks or {}) do
           each_unit(g, task, r, function(name, unit)
             seen[name] = seen[name] or {}
@@ -72,7 +73,10 @@ local function meaning(g, asleep)
         end
       end
       for _, r in ipairs(spec.writes) do
-        if r.scope then writer[r.name] = node.id end
+        writer[r.name] = writer[r.name] or {}
+        for sm = 0, r.scope and (spec.tile == "owner" and node.tiles or g.sms) - 1 or -1 do
+          writer[r.name][sm] = node.id
+        end
         for _, task in ipairs(r.global and node.tasks or {}) do
           each_unit(g, task, r, function(name, unit)
             units[name][unit] = r.adds and added(units[name][unit] or NOTHING, node.id) or written(node.id)
@@ -271,7 +275,7 @@ function M.run(self, asleep)
         end
       else
         local found = shared and here.copies[task.instance & 1] or not shared and here.writer[use.name] or 0
-        if found ~= world.before[task.node.id][use.name] then
+        if found ~= (world.before[task.node.id][use.name][task.sm] or 0) then
           wrong = wrong or ("%s reads %s as node %d left it"):format(name, use.name, found)
         end
       end

@@ -15,8 +15,11 @@ local MUTATIONS = tonumber(os.getenv("NMK_MUTATIONS")) or 300
 local RUNS = 20
 math.randomseed(tonumber(os.getenv("NMK_SEED")) or 1)
 
-local function build(reuse)
-  SMALL.schedule.reuse_buffers = reuse
+-- Seven tiles of owners on three SMs: three passes, the last of which one SM has.
+local HIDDEN = { [1] = 32, [3] = 112 }
+
+local function build(reuse, passes)
+  SMALL.schedule.reuse_buffers, SMALL.shape.hidden = reuse, HIDDEN[passes]
   local g = helper.build("nmc-toy", SMALL)
   return g, helper.words(g)
 end
@@ -81,7 +84,7 @@ function change.twice(b) b:repeat_task(random_task(b)) end
 
 function change.instance(b)
   local ops = { "route", "expert_up", "expert_down" }
-  local sm = math.random(0, 1)                                      -- which have a tile of every owner op
+  local sm = math.random(0, 1)                                      -- which have a tile of every owner op's first pass
   local task = b:find(sm, ("layer%d.%s"):format(math.random(1, 3), ops[math.random(3)]))
   b:set(sm, task, "local", math.max(0, b:get(sm, task, "local") + math.random(-2, 2)))
 end
@@ -99,9 +102,10 @@ local function shown(g, words)
   end
 end
 
-for _, reuse in ipairs({ true, false }) do
-  local g, words = build(reuse)
-  local what = reuse and "buffers reused" or "a buffer for each layer"
+for _, case in ipairs({ { true, 1 }, { false, 1 }, { true, 3 } }) do
+  local reuse, passes = table.unpack(case)
+  local g, words = build(reuse, passes)
+  local what = (reuse and "buffers reused" or "a buffer for each layer") .. (passes > 1 and ", owners in passes" or "")
   helper.proved("small lists, " .. what, g, words)
   local m = machine.new(g, words)
   for _, asleep in ipairs({ false, true }) do
