@@ -5,7 +5,6 @@
 -- with the passes of a wave that do so together: what came before is proved to come before whoever writes the same
 -- unit, and what follows is proved to come after it. Not so with an optional node's: asleep it is no link between the
 -- two.
-local abi = require("emit.abi")
 local hb = require("hb")
 local ops = require("ops")
 local region = require("region")
