@@ -173,7 +173,7 @@ function M:coverage(plan)
     from[i], to[i] = work(word, self.words[sm], (plan.time[i] - 1) * WORDS, sm)
     order[i] = i
     sorted = sorted and (i == 1 or from[i] >= from[i - 1])
-    if tile == "owner" and from[i] - node.first_tile ~= sm then
+    if tile == "owner" and from[i] >= node.first_tile and from[i] - node.first_tile ~= sm then
       self:report(nil, "%s: tile %d belongs to SM %d", self:name(sm, plan.time[i]), from[i], from[i] - node.first_tile)
     end
   end

@@ -54,10 +54,9 @@ else
   verdict "refuses the toy's kernel with loose releases" $? "was accepted or did not compile"
 fi
 
-for compile in build/*/nmk-compile; do
-  model=${compile#build/}
-  model=${model%/*}
-  $compile --allow-spills -o $work/$model.cubin || { verdict "$model compiles" 1 "see above"; continue; }
+judge() { # MODEL COMPILER [FILE.cu]
+  local model=$1
+  "${@:2:1}" --allow-spills -o $work/$model.cubin "${@:3}" || { verdict "$model compiles" 1 "see above"; return; }
   lua5.4 $check $work/$model.cubin nmk_step >$work/$model.log 2>&1
   code=$? # 1: it found something; 2: it could not judge
   cat $work/$model.log
@@ -65,5 +64,21 @@ for compile in build/*/nmk-compile; do
   verdict "$model releases no buffer early" $? "see above"
   grep -q ' 0 spill' $work/$model.log
   verdict "$model uses no local memory" $? "$(grep -o '[0-9]* spill' $work/$model.log)s or arrays with computed index"
+}
+
+for compile in build/*/nmk-compile; do
+  model=${compile#build/}
+  judge "${model%/*}" $compile
+done
+
+# Shapes that take other paths through the templates than the models do.
+for model in narrow-layers wide-layers; do
+  [ -x build/$model/nmk-compile ] && continue
+  if build/nmkgen tests/gpu/specs/$model.yaml -o $work/$model >$work/$model.log 2>&1; then
+    judge $model build/nmc-toy/nmk-compile $work/$model/megakernel.cu
+  else
+    cat $work/$model.log
+    verdict "$model is generated" 1 "see above"
+  fi
 done
 exit $failed

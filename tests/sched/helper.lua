@@ -23,7 +23,7 @@ local function numbers(text, section)
   return values
 end
 
---- A model as spec.load leaves it. over: { shape = {}, schedule = {}, sms = n }.
+--- A model as spec.load leaves it. over: { shape = {}, schedule = {}, sms = n, family = what it makes of the family }.
 function M.model(name, over)
   over = over or {}
   local spec = read(("specs/%s.yaml"):format(name))
@@ -33,6 +33,7 @@ function M.model(name, over)
     schedule = { columns = 8, reuse_buffers = true, ring_stages = 12, split = { chunks_max = 32 } },
   }
   local family = dofile(("specs/families/%s.lua"):format(spec:match("family:%s*(%S+)")))
+  if over.family then family = over.family(family) end
   model.family_module, model.schedule.order = family, require("rows").names(family.waves)
   for key, value in pairs(over.shape or {}) do model.shape[key] = value end
   for key, value in pairs(over.schedule or {}) do model.schedule[key] = value end
