@@ -1,6 +1,11 @@
 -- Families: specs/families/NAME.lua loaded and judged, in form before a spec is read by them, in substance for a model.
 --
--- What a family gives is told at the top of cohere2_moe.lua.
+-- What a family gives is told at the top of cohere2_moe.lua.  A shape row may say where config.json states its value:
+--   config, or_config   the key, as a path with dots, and another place where the same fact may stand
+--   config_default      what transformers takes where the file is silent: a value, or a function of the shape
+--   config_note         how that default comes about, for the comment that `nmkgen init` writes
+--   config_check        false: a checkpoint may say something else than the spec
+--   from_config         function(read, shape) -> value, note: for what no one key says; read(path) is a value or nil
 local diags = require("diag")
 local host = require("host")
 local rows = require("rows")
@@ -12,10 +17,11 @@ local function article(word)
 end
 
 local FAMILY = {
-  { "name", "string" }, { "summary", "string" }, { "shape", "table" }, { "rules", "table" }, { "waves", "table" },
-  { "layer", "function" }, { "values", "function" }, { "buffers", "function" }, { "front", "function" },
-  { "block", "function" }, { "back", "function" }, { "arrays", "function" }, { "tensors", "function" },
-  { "config", "function" }, { "residuals", "integer", optional = true },
+  { "name", "string" }, { "summary", "string" }, { "model_types", "table" }, { "shape", "table" },
+  { "rules", "table" }, { "waves", "table" }, { "layer", "function" }, { "values", "function" },
+  { "buffers", "function" }, { "front", "function" }, { "block", "function" }, { "back", "function" },
+  { "arrays", "function" }, { "tensors", "function" }, { "config", "function" },
+  { "residuals", "integer", optional = true },
 }
 
 -- What a family's functions give: { key, type, optional = true where it may be left out, choices = }.
@@ -80,12 +86,39 @@ local function kind_of(value)
   return math.type(value) == "integer" and "integer" or type(value)
 end
 
-local function number_or_nil(value) return value == nil or type(value) == "number" end
+local SHAPE_TYPES = { int = "number", number = "number", bool = "boolean", word = "string" }
 
 local function is_shape_row(row)
-  return type(row) == "table" and type(row[1]) == "string" and (row[2] == "int" or row[2] == "number")
-    and type(row.min) == "number" and type(row.max) == "number" and number_or_nil(row.default)
-    and type(row.doc) == "string"
+  local kind = type(row) == "table" and type(row[1]) == "string" and SHAPE_TYPES[row[2]]
+  if not kind or type(row.doc) ~= "string" then return false end
+  if kind == "number" and (type(row.min) ~= "number" or type(row.max) ~= "number") then return false end
+  if kind == "string" and type(row.choices) ~= "table" then return false end
+  return row.default == nil or type(row.default) == kind
+end
+
+-- What a row's keys about config.json may hold.  Returns what is wrong, or nil.
+local CONFIG_KEYS = {
+  { "config", "string" }, { "or_config", "string" }, { "config_note", "string" }, { "config_check", "boolean" },
+  { "from_config", "function" },
+}
+
+local function config_mistake(row)
+  for _, key in ipairs(CONFIG_KEYS) do
+    local value = row[key[1]]
+    if value ~= nil and type(value) ~= key[2] then
+      return ("%s must be %s, not %s"):format(key[1], article(key[2]), article(kind_of(value)))
+    end
+  end
+  local default = row.config_default
+  if default ~= nil and type(default) ~= "function" and type(default) ~= SHAPE_TYPES[row[2]] then
+    return ("config_default must be %s or a function, not %s"):format(article(SHAPE_TYPES[row[2]]),
+      article(kind_of(default)))
+  end
+  if not row.config then
+    for _, key in ipairs({ "or_config", "config_default", "config_note" }) do
+      if row[key] ~= nil then return ("%s without config"):format(key) end
+    end
+  end
 end
 
 local function is_rule(rule, shape)
@@ -97,18 +130,42 @@ local function is_rule(rule, shape)
   return type(rule[2]) == "function" and type(rule[3]) == "string"
 end
 
+-- config.json's model_type names the family; where there are several, the shape says which one a model has.
+local function check_model_types(family, at, diag)
+  local said = false
+  for _, row in ipairs(family.shape) do said = said or row.config == "model_type" end
+  for i, name in ipairs(family.model_types) do
+    if type(name) ~= "string" then diag:error(at("model_types"), "model_types[%d] is not a string", i) end
+  end
+  if #family.model_types == 0 then
+    diag:error(at("model_types"), "model_types: no model_type of config.json is named")
+  elseif #family.model_types > 1 and not said then
+    diag:error(at("model_types"), 'model_types: of several, a key of shape has to say which, by config = "model_type"')
+  end
+end
+
 -- The parts by which a spec is read.
 local function check_tables(family, at, diag)
-  local seen = {}
+  local seen, stated = {}, {}
   for i, row in ipairs(family.shape) do
     if not is_shape_row(row) then
-      diag:error(at("shape"), 'shape: row %d is not { key, "int" or "number", min =, max =, default =, doc = }', i)
+      diag:error(at("shape"), "shape: row %d is not { key, type, default =, doc = } of the type int or number with "
+        .. "min = and max =, bool, or word with choices =", i)
       return
     elseif seen[row[1]] then
       diag:error(at("shape"), "shape: key '%s' is given twice", row[1])
     end
     seen[row[1]] = true
+    local why = config_mistake(row)
+    if why then
+      diag:error(at("shape"), "shape: %s: %s", row[1], why)
+    elseif row.config and stated[row.config] then
+      diag:error(at("shape"), "shape: %s: '%s' of config.json is already the key '%s'", row[1], row.config,
+        stated[row.config])
+    end
+    if row.config then stated[row.config] = row[1] end
   end
+  check_model_types(family, at, diag)
   for i, rule in ipairs(family.rules) do
     if not is_rule(rule, family.shape) then
       diag:error(at("rules"), "rules: rule %d is not { key, test, expectation, uses = { keys } } of keys of shape", i)
@@ -288,6 +345,17 @@ function M.check(m, family, diag)
     end
     return ok and list or nil
   end
+  local function check_config(list)
+    local stated = { model_type = true }
+    for _, row in ipairs(family.shape) do stated[row.config or row] = true end
+    for i, fact in ipairs(list) do
+      if stated[fact.path] then
+        diag:error(family.at("config"), "config[%d]: '%s' is stated already, by shape, by model_types or in this list",
+          i, fact.path)
+      end
+      stated[fact.path] = true
+    end
+  end
   local before = diag:count()
   local arrays, tensors = records("arrays", RECORDS.arrays), records("tensors", RECORDS.tensors)
   if not arrays or not tensors then return end
@@ -321,7 +389,30 @@ function M.check(m, family, diag)
     end
   end
   records("buffers", RECORDS.buffers)
-  records("config", RECORDS.config)
+  check_config(records("config", RECORDS.config) or {})
+end
+
+--- What transformers takes for a row where config.json is silent; nil where it has to say.
+function M.config_default(row, shape)
+  if type(row.config_default) == "function" then return row.config_default(shape) end
+  return row.config_default
+end
+
+--- What a checkpoint's config.json must say of the model: { path, or_path, value, required }.  Each key of shape that
+--- names its place there, and what the family's config(m) adds.
+function M.config(m)
+  local family, list = m.family_module, {}
+  if #family.model_types == 1 then
+    list[1] = { path = "model_type", value = family.model_types[1], required = true }
+  end
+  for _, row in ipairs(family.shape) do
+    if row.config and row.config_check ~= false then
+      local value = m.shape[row[1]]
+      list[#list + 1] = { path = row.config, or_path = row.or_config, value = value,
+                          required = M.config_default(row, m.shape) ~= value }
+    end
+  end
+  return table.move(family.config(m), 1, #family.config(m), #list + 1, list)
 end
 
 return M

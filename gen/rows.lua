@@ -1,7 +1,7 @@
 -- YAML read by tables of rows: which keys a map may have, their types, ranges and defaults.
 --
 -- A row is { key, type, min =, max =, default =, doc = }; without a default the key is required.  Types:
---   int, number, bool   plain scalars            word    a name: letters, digits, . _ -
+--   int, number, bool   plain scalars            word    a name: letters, digits, . _ -; with choices =, one of them
 --   map, shape          `keys` are its rows      ints    one int, or 8 of them
 --   order               a list of all waves (reader.waves)
 -- A mistake is reported at its place, and the reading goes on.
@@ -77,8 +77,11 @@ local function number(node, row)
   end
 end
 
-local function word(node)
-  return node.kind == "scalar" and node.value:match("^%w[%w._-]*$") or nil
+local function word(node, row)
+  local value = node.kind == "scalar" and node.value:match("^%w[%w._-]*$") or nil
+  for _, choice in ipairs(row and row.choices or { value }) do
+    if choice == value then return value end
+  end
 end
 
 local BOOLS = { ["true"] = true, ["false"] = false }
@@ -113,7 +116,9 @@ end
 local TYPES = {
   int = { text = function(row) return "an integer " .. range(row) end, parse = int },
   number = { text = function(row) return "a number " .. range(row) end, parse = number },
-  word = { text = function() return "a word of a-z, A-Z, 0-9 and . _ -" end, parse = word },
+  word = { text = function(row)
+      return row.choices and "one of " .. table.concat(row.choices, ", ") or "a word of a-z, A-Z, 0-9 and . _ -"
+    end, parse = word },
   bool = { text = function() return "true or false" end, parse = bool },
   ints = { text = function(row) return "an integer " .. range(row) .. ", or a list of 8 such" end },
   order = { text = function() return "a list of waves" end },

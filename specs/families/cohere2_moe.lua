@@ -2,7 +2,9 @@
 -- chosen by sigmoid scores, embedding tied to the LM head.  Facts only; no CUDA, no schedule.
 --
 -- What the stages read (m = the model: m.shape, m.schedule, m.target hold plain checked values):
---   shape, rules        keys of `shape:` in a spec; what must hold between them            (spec.lua)
+--   model_types         the model_type of config.json by which `nmkgen init` finds the family
+--   shape, rules        keys of `shape:` in a spec, where config.json states them (family.lua); what must hold
+--                       between them                                                       (spec.lua)
 --   waves               the waves of a layer in default order: { name, after = waves it reads from }
 --   layer(i, shape)     { attention = "full"|"sliding", rope, mlp = "dense"|"moe", kv_layer = index among its kind }
 --   values(m)           every number an op may name as a parameter; the stages themselves ask for layers, kv_heads,
@@ -18,7 +20,7 @@
 --     stands, 0 (the default) or 1
 --   arrays(m)           packed weight arrays, ordered; element = layer - layer0 (then expert); see below
 --   tensors(m)          checkpoint tensors, ordered: where each one's rows go in its array
---   config(m)           what a checkpoint's config.json must say: { path, or_path, value, required }
+--   config(m)           what a checkpoint's config.json must say beside shape: { path, or_path, value, required }
 --                       null counts as absent; an absent value is a mistake only where required;
 --                       or_path: another place where the same fact may stand
 local M = {}
@@ -26,24 +28,47 @@ local M = {}
 M.name = "cohere2_moe"
 M.summary = "Cohere2 mixture of experts, parallel block (North Mini Code)"
 
+M.model_types = { "cohere2_moe" }
+
+-- The dense prefix is full anyway; without a full layer after it the period is longer than the rest.
+local function full_every(read, s)
+  local kinds = read("layer_types")
+  if type(kinds) ~= "table" then return read("sliding_window_pattern"), "sliding_window_pattern" end
+  for i = s.dense_layers + 1, #kinds do
+    if kinds[i] == "full_attention" then return i - s.dense_layers, "by layer_types" end
+  end
+  return math.max(1, #kinds - s.dense_layers + 1), "by layer_types: no layer is full"
+end
+
+-- The class defaults of this model type are other than what its checkpoints use, so none is taken.  The presence of
+-- rms_norm_eps selects RMSNorm.
 M.shape = {
-  { "layers", "int", min = 1, max = 256, doc = "transformer layers" },
-  { "hidden", "int", min = 256, max = 65536, doc = "width of the residual" },
-  { "heads", "int", min = 1, max = 1024, doc = "query heads" },
-  { "kv_heads", "int", min = 1, max = 128, doc = "key and value heads" },
-  { "head_dim", "int", min = 1, max = 1024, default = 128, doc = "width of one head" },
-  { "dense_layers", "int", min = 0, max = 256, default = 1, doc = "leading layers with a dense MLP" },
-  { "dense_ff", "int", min = 32, max = 1048576, doc = "width of the dense MLP" },
-  { "experts", "int", min = 1, max = 4096, doc = "routed experts of a MoE layer" },
-  { "experts_per_token", "int", min = 1, max = 256, doc = "experts that a token is sent to" },
-  { "expert_ff", "int", min = 32, max = 1048576, doc = "width of one expert" },
-  { "vocab", "int", min = 16, max = 1048576, doc = "tokens of the vocabulary" },
-  { "full_attention_every", "int", min = 1, max = 256, default = 4, doc = "one layer in so many is full" },
-  { "sliding_window", "int", min = 64, max = 1048576, default = 4096, doc = "keys a sliding layer sees" },
-  { "rope_theta", "number", min = 1, max = 1e12, doc = "base of the rotary frequencies" },
-  { "norm_eps", "number", min = 1e-12, max = 1e-2, default = 1e-6, doc = "epsilon of RMSNorm" },
-  { "logit_scale", "number", min = 1e-6, max = 1e6, default = 1.0, doc = "factor of the logits" },
-  { "max_context", "int", min = 64, max = 4194304, doc = "longest sequence, prompt and answer together" },
+  { "layers", "int", min = 1, max = 256, config = "num_hidden_layers", doc = "transformer layers" },
+  { "hidden", "int", min = 256, max = 65536, config = "hidden_size", doc = "width of the residual" },
+  { "heads", "int", min = 1, max = 1024, config = "num_attention_heads", doc = "query heads" },
+  { "kv_heads", "int", min = 1, max = 128, config = "num_key_value_heads", doc = "key and value heads" },
+  { "head_dim", "int", min = 1, max = 1024, default = 128, config = "head_dim", doc = "width of one head" },
+  { "dense_layers", "int", min = 0, max = 256, default = 1, config = "first_k_dense_replace",
+    doc = "leading layers with a dense MLP" },
+  { "dense_ff", "int", min = 32, max = 1048576, config = "prefix_dense_intermediate_size",
+    doc = "width of the dense MLP" },
+  { "experts", "int", min = 1, max = 4096, config = "num_experts", doc = "routed experts of a MoE layer" },
+  { "experts_per_token", "int", min = 1, max = 256, config = "num_experts_per_tok",
+    doc = "experts that a token is sent to" },
+  { "expert_ff", "int", min = 32, max = 1048576, config = "intermediate_size", doc = "width of one expert" },
+  { "vocab", "int", min = 16, max = 1048576, config = "vocab_size", doc = "tokens of the vocabulary" },
+  { "full_attention_every", "int", min = 1, max = 256, default = 4, from_config = full_every,
+    doc = "one layer in so many is full" },
+  { "sliding_window", "int", min = 64, max = 1048576, default = 4096, config = "sliding_window",
+    doc = "keys a sliding layer sees" },
+  { "rope_theta", "number", min = 1, max = 1e12, config = "rope_theta", or_config = "rope_parameters.rope_theta",
+    doc = "base of the rotary frequencies" },
+  { "norm_eps", "number", min = 1e-12, max = 1e-2, default = 1e-6, config = "rms_norm_eps",
+    doc = "epsilon of RMSNorm" },
+  { "logit_scale", "number", min = 1e-6, max = 1e6, default = 1.0, config = "logit_scale",
+    doc = "factor of the logits" },
+  { "max_context", "int", min = 64, max = 4194304, config = "max_position_embeddings", config_check = false,
+    doc = "longest sequence, prompt and answer together" },
 }
 
 -- { key that is marked, test, expectation }; the message adds the values of `uses`.
@@ -233,7 +258,6 @@ function M.tensors(m)
   return list
 end
 
--- The class defaults of this model type are other than what its checkpoints use, so most keys are required.
 function M.config(m)
   local s = m.shape
   local attention, mlp = {}, {}
@@ -243,28 +267,12 @@ function M.config(m)
     mlp[i + 1] = kind.mlp == "dense" and "dense" or "sparse"
   end
   local list = {}
-  local function must(path, value, or_path)
-    list[#list + 1] = { path = path, or_path = or_path, value = value, required = true }
+  local function must(path, value)
+    list[#list + 1] = { path = path, value = value, required = true }
   end
   local function may(path, value)
     list[#list + 1] = { path = path, value = value, required = false }
   end
-  must("model_type", "cohere2_moe")
-  must("hidden_size", s.hidden)
-  must("num_hidden_layers", s.layers)
-  must("num_attention_heads", s.heads)
-  must("num_key_value_heads", s.kv_heads)
-  must("head_dim", s.head_dim)
-  must("intermediate_size", s.expert_ff)
-  must("prefix_dense_intermediate_size", s.dense_ff)
-  must("first_k_dense_replace", s.dense_layers)
-  must("num_experts", s.experts)
-  must("num_experts_per_tok", s.experts_per_token)
-  must("vocab_size", s.vocab)
-  must("sliding_window", s.sliding_window)
-  must("rope_theta", s.rope_theta, "rope_parameters.rope_theta")
-  must("rms_norm_eps", s.norm_eps)                                       -- its presence selects RMSNorm
-  must("logit_scale", s.logit_scale)
   must("norm_topk_prob", false)
   must("expert_selection_fn", "sigmoid")
   may("num_shared_experts", 0)

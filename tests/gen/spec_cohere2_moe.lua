@@ -4,7 +4,8 @@ if not package.preload.yaml then
   os.exit(ok and 0 or 1)
 end
 local t = dofile("tests/gen/helper_spec.lua")
-local diags, spec, yaml = require("diag"), require("spec"), require("yaml")
+local diags, families = require("diag"), require("family")
+local spec, yaml = require("spec"), require("yaml")
 
 local function load(path)
   local diag = diags.new()
@@ -96,7 +97,7 @@ local function agrees(node, want)
   if type(want.value) == "number" then return tonumber(node.value) == want.value end
   return node.value == tostring(want.value)
 end
-for _, want in ipairs(family.config(model)) do
+for _, want in ipairs(families.config(model)) do
   local node, other = find(want.path), want.or_path and find(want.or_path)
   local ok = (node or other or not want.required) and (not node or agrees(node, want))
     and (not other or agrees(other, want))

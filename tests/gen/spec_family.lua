@@ -38,7 +38,22 @@ mistake("unknown part", FAMILY, "M.summary =", "M.sumary =",
 mistake("wrong part", FAMILY, "M.summary =", "M.summary = 7 --",
   { "LINE:3: part 'summary' must be a string, not an integer" })
 mistake("shape row", FAMILY, '"layers", "int", min = 1,', '"layers", "int", mni = 1,',
-  { '<M.shape =>:3: shape: row 1 is not { key, "int" or "number", min =, max =, default =, doc = }' })
+  { "<M.shape =>:3: shape: row 1 is not { key, type, default =, doc = } of the type int or number with min = and "
+    .. "max =, bool, or word with choices =" })
+mistake("key of config.json", FAMILY, 'config = "hidden_size"', "config = 7",
+  { "<M.shape =>:3: shape: hidden: config must be a string, not an integer" })
+mistake("place without a key", FAMILY, 'config = "hidden_size"', 'or_config = "hidden_size"',
+  { "<M.shape =>:3: shape: hidden: or_config without config" })
+mistake("default of config.json", FAMILY, 'config = "hidden_size"', 'config = "hidden_size", config_default = "8"',
+  { "<M.shape =>:3: shape: hidden: config_default must be a number or a function, not a string" })
+mistake("key of config.json twice", FAMILY, 'config = "hidden_size"', 'config = "num_hidden_layers"',
+  { "<M.shape =>:3: shape: hidden: 'num_hidden_layers' of config.json is already the key 'layers'" })
+mistake("a fact of shape again", FAMILY, 'must("norm_topk_prob"', 'must("hidden_size"',
+  { "<function M.config>:1: config[1]: 'hidden_size' is stated already, by shape, by model_types or in this list" })
+mistake("no model_type", FAMILY, 'M.model_types = { "cohere2_moe" }', "M.model_types = {}",
+  { "LINE:3: model_types: no model_type of config.json is named" })
+mistake("several model_types", FAMILY, 'M.model_types = { "cohere2_moe" }', 'M.model_types = { "a", "b" }',
+  { 'LINE:3: model_types: of several, a key of shape has to say which, by config = "model_type"' })
 mistake("wave", FAMILY, '{ "router", after = { "norm" } }', '{ "router", after = { "down" } }',
   { "<M.waves =>:3: waves: 'router' is after 'down', which does not stand before it" })
 mistake("rule", FAMILY, 'uses = { "layers" }', 'uses = { "layer" }',
@@ -62,7 +77,7 @@ mistake("weights of another form", FAMILY, 'weights = from("o")', 'weights = { w
   { "<function M.block>:1: block(0).o_proj: weights: weight_kib: expected { array = name, layer = }" })
 mistake("node key", FAMILY, '{ op = "residual", tiles', '{ op = "residual", tile',
   { "<function M.block>:1: block(0).residual: unknown key 'tile', did you mean 'tiles'?" })
-mistake("function fails", FAMILY, 'list[#list + 1] = { path = path, value', 'list.x.y = { path = path, value',
+mistake("function fails", FAMILY, 'local function may(path, value)', 'local function may(path, value) list.x.y = 7',
   { "LINE:1: config: attempt to index a nil value (field 'x')" })
 
 mistake("target key", TARGET, "regs:", "registers:",
