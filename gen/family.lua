@@ -1,7 +1,8 @@
 -- Families: specs/families/NAME.lua loaded and judged, in form before a spec is read by them, in substance for a model.
 --
--- What a family gives is told at the top of cohere2_moe.lua.  A shape row may say where config.json states its value:
---   config, or_config   the key, as a path with dots, and another place where the same fact may stand
+-- What a family gives is told at the top of specs/families/lib/decoder.lua, which most families are made with: a family
+-- gets a file of that folder by library("decoder").  A shape row may say where config.json states its value:
+--   config, or_config   the key, as a path with dots, and other places where the same fact may stand, | between them
 --   config_default      what transformers takes where the file is silent: a value, or a function of the shape
 --   config_note         how that default comes about, for the comment that `nmkgen init` writes
 --   config_check        false: a checkpoint may say something else than the spec
@@ -20,7 +21,7 @@ local FAMILY = {
   { "name", "string" }, { "summary", "string" }, { "model_types", "table" }, { "shape", "table" },
   { "rules", "table" }, { "waves", "table" }, { "layer", "function" }, { "values", "function" },
   { "buffers", "function" }, { "front", "function" }, { "block", "function" }, { "back", "function" },
-  { "arrays", "function" }, { "tensors", "function" }, { "config", "function" },
+  { "arrays", "function" }, { "tensors", "function" }, { "rope", "function" }, { "config", "function" },
   { "residuals", "integer", optional = true },
 }
 
@@ -50,22 +51,38 @@ local RECORDS = {
 -- the same on every run.
 local ENV = { "assert", "error", "ipairs", "select", "string", "table", "tonumber", "tostring", "type" }
 
-local function environment()
-  local env = { math = {} }
+-- `folder`: where library(name) finds NAME.lua, which sees the same as the family; `called`: that folder in messages.
+local function environment(folder, called)
+  local env, loaded = { math = {} }, {}
   for _, name in ipairs(ENV) do env[name] = _G[name] end
   for name, value in pairs(math) do env.math[name] = name:find("^random") == nil and value or nil end
+  function env.library(name)
+    if loaded[name] == nil then
+      if type(name) ~= "string" or not name:find("^[%w_]+$") then error("library: expected a name", 2) end
+      local text = host.read(("%s/lib/%s.lua"):format(folder, name))
+      if not text then error(("there is no library '%s' in %s/lib"):format(name, called), 2) end
+      local chunk, syntax = load(text, ("@%s/lib/%s.lua"):format(called, name), "t", env)
+      if not chunk then error(syntax, 0) end
+      loaded[name] = chunk() or false
+    end
+    return loaded[name]
+  end
   return env
 end
 
---- Lua's "file:12: message" as a position and a message.
+--- Lua's "file:12: message" as a position and a message; the file may be a library that the family uses.
 function M.lua_error(file, why)
-  local line, message = tostring(why):match(":(%d+): (.*)$")
-  return { file = file, line = tonumber(line) or 1, col = 1 }, message or tostring(why)
+  local where, line, message = tostring(why):match("^([^:]*):(%d+): (.*)$")
+  local known = where and where:find("^specs/") and where or file
+  return { file = known, line = tonumber(line) or 1, col = 1 }, message or tostring(why)
 end
 
 -- Where a family's part is made.
 local function place_of(text, file, name, value)
-  if type(value) == "function" then return { file = file, line = debug.getinfo(value, "S").linedefined, col = 1 } end
+  if type(value) == "function" then
+    local made = debug.getinfo(value, "S")
+    return { file = made.source:match("^@(.*)$") or file, line = made.linedefined, col = 1 }
+  end
   local line = 0
   for row in (text .. "\n"):gmatch("(.-)\n") do
     line = line + 1
@@ -193,7 +210,7 @@ function M.load(path, name, diag)
     diag:error({ file = name, line = 1, col = 1 }, "cannot be read: %s", why)
     return nil
   end
-  local chunk, syntax = load(text, "@" .. name, "t", environment())
+  local chunk, syntax = load(text, "@" .. name, "t", environment(path:match("^(.*)/"), name:match("^(.*)/")))
   local ok, family = false, nil
   if chunk then
     ok, family = pcall(chunk)
