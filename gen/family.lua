@@ -41,6 +41,7 @@ local RECORDS = {
   tensors = {
     { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },
     { "rows", "integer" }, { "cols", "integer" }, { "dims", "integer" }, { "array", "string" }, { "row0", "integer" },
+    { "twin", "boolean", optional = true },
   },
   config = {
     { "path", "string" }, { "or_path", "string", optional = true }, { "value", "any" }, { "required", "boolean" },
@@ -282,43 +283,60 @@ local function check_record(what, record, keys, pos, diag)
   return diag:count() == before
 end
 
--- Rows at an array's end that no tensor fills; the loader leaves them zero.
-local PADDING = 15
+-- Rows that a matrix may have beyond those of its tensors, as the rows of a tile are 16: the loader zeroes them.
+local MOST_PADDING = 15
 
--- Every element of every array is filled by tensors, each row once, but for rows that pad the last tile.
+-- An element's size in the unit of row0: a vector's elements, a matrix's rows.
+local function span(t, vector) return vector and t.cols or t.rows end
+
+-- Every element of every array is filled by tensors, each row once; a twin repeats another one.
 local function check_tensors(arrays, tensors, pos, diag)
   local by_name, array_names, parts = {}, {}, {}
   for i, array in ipairs(arrays) do
     by_name[array.name], array_names[i], parts[array] = array, array.name, {}
   end
+  local function has_original(twin)
+    for _, t in ipairs(tensors) do
+      if not t.twin and t.array == twin.array and t.row0 == twin.row0 and t.rows == twin.rows and t.cols == twin.cols
+          and t.layer0 == twin.layer0 and t.layers == twin.layers and t.dims == twin.dims then
+        return true
+      end
+    end
+    return false
+  end
   for _, t in ipairs(tensors) do
     local a = by_name[t.array]
+    local vector = a and a.layout == "vector"
     if not a then
       diag:error(pos, "tensor %s: unknown array '%s'%s", t.name, t.array, diags.hint(t.array, array_names))
-    elseif t.cols ~= a.cols or t.experts ~= a.experts then
+    elseif t.experts ~= a.experts or (vector and t.rows ~= 1) or (not vector and t.cols ~= a.cols) then
       diag:error(pos, "tensor %s: %d columns and %d experts, but array '%s' has %d and %d", t.name, t.cols, t.experts,
         a.name, a.cols, a.experts)
     elseif t.layer0 < a.layer0 or t.layer0 + t.layers > a.layer0 + a.layers or t.row0 < 0
-        or t.row0 + t.rows > a.rows then
-      diag:error(pos, "tensor %s: layers %d to %d, rows %d to %d are not all in array '%s'", t.name, t.layer0,
-        t.layer0 + t.layers - 1, t.row0, t.row0 + t.rows - 1, a.name)
-    else
+        or t.row0 + span(t, vector) > span(a, vector) then
+      diag:error(pos, "tensor %s: layers %d to %d, %s %d to %d are not all in array '%s'", t.name, t.layer0,
+        t.layer0 + t.layers - 1, vector and "elements" or "rows", t.row0, t.row0 + span(t, vector) - 1, a.name)
+    elseif t.twin and not has_original(t) then
+      diag:error(pos, "tensor %s: a twin, but no other tensor fills the same of array '%s'", t.name, t.array)
+    elseif not t.twin then
       parts[a][#parts[a] + 1] = t
     end
   end
   for _, array in ipairs(arrays) do
+    local vector = array.layout == "vector"
+    local all, padding = span(array, vector), (vector or array.layout == "gate_up") and 0 or MOST_PADDING
     table.sort(parts[array], function(a, b) return a.row0 < b.row0 end)
     for layer = array.layer0, array.layer0 + array.layers - 1 do
       local row, once = 0, true
       for _, t in ipairs(parts[array]) do
         if once and layer >= t.layer0 and layer < t.layer0 + t.layers then
           once = t.row0 == row
-          row = once and row + t.rows or math.min(row, t.row0)
+          row = once and row + span(t, vector) or math.min(row, t.row0)
         end
       end
-      if not once or row > array.rows or row < array.rows - (row > 0 and PADDING or 0) then
-        diag:error(pos, "array '%s': layer %d has %d rows, and tensors do not fill row %d just once", array.name, layer,
-          array.rows, row)
+      if not once or row < all - padding then
+        diag:error(pos, "array '%s': layer %d has %d %s, and tensors do not fill %s %d just once", array.name, layer, all,
+          vector and "elements" or "rows", vector and "element" or "row", row)
         break
       end
     end

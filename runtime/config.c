@@ -1,6 +1,7 @@
 #include "config.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,17 +10,30 @@
 
 #define CONFIG_BYTES_MAX (16u << 20)
 
-static struct json_object *at_path(struct json_object *root, const char *path) {
+static struct json_object *at_path(struct json_object *root, const char *path, size_t length) {
+    const char *end = path + length;
     while (root && path) {
-        const char *dot = strchr(path, '.');
+        const char *dot = memchr(path, '.', (size_t)(end - path));
         char key[128];
-        size_t n = dot ? (size_t)(dot - path) : strlen(path);
+        size_t n = (size_t)((dot ? dot : end) - path);
         if (n >= sizeof key) return NULL;
         memcpy(key, path, n), key[n] = 0;
         root = nmk_json_get(root, key);
         path = dot ? dot + 1 : NULL;
     }
     return root;
+}
+
+/* A fact where it stands; `where` names that place, which is the first one if it stands nowhere. */
+static struct json_object *find_fact(struct json_object *root, const nmk_config *f, char *where, size_t size) {
+    struct json_object *found = at_path(root, f->path, strlen(f->path));
+    snprintf(where, size, "%s", f->path);
+    for (const char *path = f->or_path; path && !found; path = strchr(path, '|')) {
+        path += *path == '|';
+        size_t n = strcspn(path, "|");
+        if ((found = at_path(root, path, n))) snprintf(where, size, "%.*s", (int)n, path);
+    }
+    return found;
 }
 
 static int is_number(struct json_object *v) {
@@ -75,9 +89,8 @@ int nmk_config_check(const char *dir, const nmk_config *facts, int count, nmk_er
     }
     for (int i = 0; i < count; i++) {
         const nmk_config *f = &facts[i];
-        const char *where = f->path;
-        struct json_object *found = at_path(config, f->path);
-        if (!found && f->or_path) found = at_path(config, f->or_path), where = found ? f->or_path : f->path;
+        char where[128];
+        struct json_object *found = find_fact(config, f, where, sizeof where);
         if (!found && !f->required) continue;
         struct json_object *expected = nmk_json_parse(f->value, strlen(f->value), e);
         if (!expected) {

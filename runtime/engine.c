@@ -55,33 +55,30 @@ static int check_hash(nmk_err *e) {
 
 typedef struct {
     float *table;
-    int first, end, half;
-    const float *inv_freq;
+    int first, end;
 } rope_part;
 
 static void *fill_rope(void *argument) {
     const rope_part *part = argument;
+    enum { HALF = NMK_HEAD_DIM / 2 };
     for (int pos = part->first; pos < part->end; pos++)
-        for (int j = 0; j < part->half; j++) {
-            float angle = (float)pos * part->inv_freq[j];
-            float *pair = part->table + ((size_t)pos * (size_t)part->half + (size_t)j) * 2;
-            pair[0] = cosf(angle), pair[1] = sinf(angle);
+        for (int j = 0; j < HALF; j++) {
+            float angle = (float)pos * nmk_rope_frequencies[j];
+            float *pair = part->table + ((size_t)pos * HALF + (size_t)j) * 2;
+            pair[0] = cosf(angle) * nmk_rope_scale, pair[1] = sinf(angle) * nmk_rope_scale;
         }
     return NULL;
 }
 
 /* [max_len][head_dim/2] pairs cos, sin; f32 throughout, as transformers computes it. */
 static float *rope_table(int max_len) {
-    enum { HALF = NMK_HEAD_DIM / 2, THREADS = 8 };
-    float inv_freq[HALF];
-    for (int j = 0; j < HALF; j++) inv_freq[j] = (float)(1.0 / pow((double)NMK_ROPE_THETA, 2.0 * j / NMK_HEAD_DIM));
-    float *table = xmalloc((size_t)max_len * HALF * 2 * sizeof *table);
+    enum { THREADS = 8 };
+    float *table = xmalloc((size_t)max_len * NMK_HEAD_DIM * sizeof *table);
     rope_part part[THREADS];
     pthread_t thread[THREADS];
     bool started[THREADS];
     for (int i = 0; i < THREADS; i++) {
-        part[i] = (rope_part){table, (int)((int64_t)max_len * i / THREADS), (int)((int64_t)max_len * (i + 1) / THREADS),
-                              HALF, inv_freq};
+        part[i] = (rope_part){table, (int)((int64_t)max_len * i / THREADS), (int)((int64_t)max_len * (i + 1) / THREADS)};
         started[i] = pthread_create(&thread[i], NULL, fill_rope, &part[i]) == 0;
         if (!started[i]) fill_rope(&part[i]);
     }
@@ -139,7 +136,7 @@ static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
                           .sliding_layers = NMK_SLIDING_LAYERS,
                           .kv_heads = NMK_KV_HEADS,
                           .head_dim = NMK_HEAD_DIM,
-                          .window = NMK_SLIDING_WINDOW,
+                          .window = NMK_WINDOW,
                           .columns = NMK_COLUMNS,
                           .page_tokens = NMK_PAGE_TOKENS};
     assert(nmk_kv_page_bytes(&shape, 0) == NMK_KV_PAGE_BYTES_FULL);

@@ -58,11 +58,13 @@ typedef struct {
     int shard;
 } listed;
 
-/* A tensor and its place: rows first..first+rows-1 of a matrix of `array`. */
+/* A tensor and its place: rows first..first+rows-1 of a matrix of `array`, each of `cols` elements, or the elements from
+ * `first` on of a vector, which is one row.  arena_at is that of the matrix or the whole vector. */
 typedef struct {
     const nmk_array *array;
     uint64_t file_at, arena_at;
-    int shard, first, rows;
+    int shard, first, rows, cols;
+    int pad; /* rows or elements behind it that no tensor has: zero */
 } place;
 
 struct nmk_checkpoint {
@@ -416,14 +418,58 @@ static int ignored(const char *name) {
     return n >= sizeof suffix - 1 && strcmp(name + n - (sizeof suffix - 1), suffix) == 0;
 }
 
-static void check_tensor(nmk_checkpoint *c, const nmk_tensor *t, const nmk_array *a, int layer, int expert,
+static int is_vector(const nmk_array *a) { return a->layout == NMK_LAYOUT_VECTOR; }
+
+/* Rows (of a vector: elements) of its array from a tensor's end to the next tensor or to the end of the array, where
+ * that is near enough to be what rounding up gave. */
+static int pad_after(const nmk_weight_tables *tables, const nmk_tensor *t) {
+    const nmk_array *a = &tables->arrays[t->array];
+    int end = t->row0 + (is_vector(a) ? t->cols : t->rows);
+    for (int i = 0; i < tables->tensor_count; i++)
+        if (tables->tensors[i].array == t->array && tables->tensors[i].row0 >= end) return 0;
+    return (is_vector(a) ? a->cols : a->rows) - end;
+}
+
+/* The tensor that fills what a twin repeats. */
+static const nmk_tensor *original_of(const nmk_weight_tables *tables, const nmk_tensor *twin) {
+    for (int i = 0; i < tables->tensor_count; i++) {
+        const nmk_tensor *t = &tables->tensors[i];
+        if (t != twin && !t->twin && t->array == twin->array && t->row0 == twin->row0) return t;
+    }
+    return NULL;
+}
+
+/* Two tensors of the same type and shape, by their bytes. */
+static void check_twin(const nmk_checkpoint *c, const found *twin, const found *other, mistakes *m) {
+    enum { BYTES = 1 << 20 };
+    const shard *s = &c->shards[twin->shard], *o = &c->shards[other->shard];
+    char *text = xmalloc(2 * BYTES);
+    nmk_err err;
+    for (uint64_t at = 0, n; at < twin->end - twin->begin; at += n) {
+        n = twin->end - twin->begin - at < BYTES ? twin->end - twin->begin - at : BYTES;
+        if (read_at(s->fd, s->path, text, n, s->data + twin->begin + at, &err) ||
+            read_at(o->fd, o->path, text + BYTES, n, o->data + other->begin + at, &err)) {
+            mistake(m, "%s", err.text);
+            break;
+        }
+        if (memcmp(text, text + BYTES, n) == 0) continue;
+        mistake(m, "%s: tensor %s differs from %s, which this model has in its place", s->path, twin->name,
+                other->name);
+        break;
+    }
+    free(text);
+}
+
+static void check_tensor(nmk_checkpoint *c, const nmk_weight_tables *tables, const nmk_tensor *t, int layer, int expert,
                          const char *where, int all_sound, mistakes *m) {
+    const nmk_array *a = &tables->arrays[t->array];
     char name[256], expected_text[128], found_text[128];
     uint64_t expected[2] = {(uint64_t)t->rows, (uint64_t)t->cols};
     const uint64_t *shape = t->dims == 1 ? expected + 1 : expected;
     tensor_name(name, sizeof name, t->name, layer, expert);
     show_shape(expected_text, sizeof expected_text, shape, t->dims);
     found *f = find(c, name);
+    if (!f && t->twin) return;
     if (!f) {
         /* Where the index lists it or a file is broken, that mistake is already noted. */
         if (all_sound && !find_listed(c, name)) mistake(m, "%s: tensor %s %s is missing", where, name, expected_text);
@@ -436,13 +482,24 @@ static void check_tensor(nmk_checkpoint *c, const nmk_tensor *t, const nmk_array
     else if (f->dims != t->dims || memcmp(f->shape, shape, (size_t)t->dims * sizeof *shape) != 0)
         mistake(m, "%s: tensor %s: expected shape %s, found %s", path, name, expected_text,
                 show_shape(found_text, sizeof found_text, f->shape, f->dims));
-    else {
+    else if (t->twin) {
+        const nmk_tensor *original = original_of(tables, t);
+        assert(original);
+        tensor_name(name, sizeof name, original->name, layer, expert);
+        const found *other = find(c, name);
+        /* One that is missing or of another size has its own message. */
+        if (other && other->end - other->begin == f->end - f->begin && c->shards[f->shard].ok &&
+            c->shards[other->shard].ok)
+            check_twin(c, f, other, m);
+    } else {
         c->places[c->place_count++] = (place){.array = a,
                                               .file_at = c->shards[f->shard].data + f->begin,
                                               .arena_at = nmk_array_at(a, layer, expert),
                                               .shard = f->shard,
                                               .first = t->row0,
-                                              .rows = t->rows};
+                                              .rows = t->rows,
+                                              .cols = t->cols,
+                                              .pad = pad_after(tables, t)};
         c->bytes += f->end - f->begin;
     }
 }
@@ -464,7 +521,7 @@ static void check_tables(nmk_checkpoint *c, const nmk_weight_tables *t, const ch
         const nmk_tensor *n = &t->tensors[i];
         for (int layer = n->layer0; layer < n->layer0 + n->layers; layer++)
             for (int expert = 0; expert < (n->experts ? n->experts : 1); expert++)
-                check_tensor(c, n, &t->arrays[n->array], layer, expert, where, all_sound, m);
+                check_tensor(c, t, n, layer, expert, where, all_sound, m);
     }
     for (size_t i = 0; i < c->found_count; i++) {
         const found *f = &c->found[i];
@@ -565,7 +622,7 @@ typedef struct {
     nmk_err err; /* of the first that failed */
 } reading;
 
-static size_t row_bytes(const place *p) { return (size_t)p->array->cols * 2; }
+static size_t row_bytes(const place *p) { return (size_t)p->cols * 2; }
 
 static void read_piece(void *user, int index) {
     reading *r = user;
@@ -612,9 +669,9 @@ static int next_batch(walk *w, char *buffer) {
     w->count = 0, w->bytes = 0;
     while (w->place < w->c->place_count) {
         const place *p = &w->c->places[w->place];
-        int unit = p->array->layout == NMK_LAYOUT_VECTOR ? p->rows : 16, rows = p->rows - w->row;
+        int unit = is_vector(p->array) ? p->rows : 16, rows = p->rows - w->row;
         assert(row_bytes(p) * (size_t)unit <= BATCH_BYTES);
-        assert(p->array->layout == NMK_LAYOUT_VECTOR || p->array->cols % 8 == 0); /* 16-byte loads of nmk_pack */
+        assert(is_vector(p->array) || p->cols % 8 == 0); /* 16-byte loads of nmk_pack */
         size_t room = (BATCH_BYTES - w->bytes) / row_bytes(p);
         if ((size_t)rows > room) rows = (int)room / unit * unit;
         if (rows == 0) break;
@@ -637,6 +694,11 @@ static uint64_t batch_payload(const walk *w) {
     return n;
 }
 
+/* Bytes of the arena's matrix, or of a vector, before a piece. */
+static uint64_t host_offset(const place *p, int row) {
+    return is_vector(p->array) ? (uint64_t)p->first * 2 : (uint64_t)(p->first + row) * row_bytes(p);
+}
+
 int nmk_checkpoint_load_host(const nmk_checkpoint *c, void *arena, nmk_progress *progress, void *user, nmk_err *e) {
     int rc = -1;
     uint64_t done = 0;
@@ -645,7 +707,10 @@ int nmk_checkpoint_load_host(const nmk_checkpoint *c, void *arena, nmk_progress 
     while (next_batch(&w, arena)) {
         for (size_t i = 0; i < w.count; i++) {
             piece *p = &w.pieces[i];
-            p->to = (char *)arena + p->from->arena_at + (uint64_t)(p->from->first + p->first) * row_bytes(p->from);
+            p->to = (char *)arena + p->from->arena_at + host_offset(p->from, p->first);
+            if (p->first + p->rows == p->from->rows)
+                memset(p->to + (size_t)p->rows * row_bytes(p->from), 0,
+                       (size_t)p->from->pad * (is_vector(p->from->array) ? 2 : row_bytes(p->from)));
         }
         if (read_pieces(c, w.pieces, w.count, e)) goto out;
         done += batch_payload(&w);
@@ -669,11 +734,11 @@ static int launch_pack(CUfunction pack, CUstream stream, CUdeviceptr arena, cons
     int rc = -1;
     const nmk_array *a = p->from->array;
     CUdeviceptr dst = arena + p->from->arena_at;
-    int rows = a->rows, cols = a->cols, first = p->from->first + p->first, count = p->rows, layout = a->layout;
+    int rows = a->rows, cols = a->cols, first = p->from->first + p->first, layout = a->layout;
+    int count = is_vector(a) ? p->from->cols : p->rows, tile_rows = layout == NMK_LAYOUT_GATE_UP ? 8 : 16;
     void *args[] = {&dst, &src, &rows, &cols, &first, &count, &layout};
-    uint64_t threads = layout == NMK_LAYOUT_VECTOR ? (uint64_t)cols
-                                                   : (uint64_t)(count / (layout == NMK_LAYOUT_GATE_UP ? 8 : 16)) *
-                                                         (unsigned)nmk_packed_cols(cols);
+    uint64_t threads = is_vector(a) ? (uint64_t)count
+                                    : (uint64_t)((count + tile_rows - 1) / tile_rows) * (unsigned)nmk_packed_cols(cols);
     CU(e, cuLaunchKernel(pack, blocks_for(threads), 1, 1, BLOCK, 1, 1, 0, stream, args, NULL));
     rc = 0;
 out:
@@ -739,7 +804,9 @@ static float random_step(double deviation) { return (float)(deviation * sqrt(3.0
 
 nmk_random_spec nmk_random_spec_of(const nmk_array *a, uint64_t seed) {
     nmk_random_spec r = {.key = random_key(a->name, seed)};
-    if (a->layout == NMK_LAYOUT_VECTOR) {
+    if (is_vector(a) && strstr(a->name, "bias")) {
+        r.step = random_step(0.1);
+    } else if (is_vector(a)) {
         r.step = (float)(0.1 / 8388608.0);
         r.offset = 83886080; /* 1 / step */
     } else {

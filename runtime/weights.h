@@ -38,8 +38,8 @@ static inline uint64_t nmk_array_at(const nmk_array *a, int layer, int expert) {
 
 typedef struct nmk_checkpoint nmk_checkpoint;
 
-/* Opens `dir`: model.safetensors, else the shards that model.safetensors.index.json lists.  Reads headers only.  The
- * tables must outlive the checkpoint.  0, or -1 with up to ten mistakes, a line each. */
+/* Opens `dir`: model.safetensors, else the shards that model.safetensors.index.json lists.  Reads headers only, and
+ * twins: tensors that repeat another one, as some exporters write a tied head.  The tables must outlive the checkpoint.  0, or -1 with up to ten mistakes, a line each. */
 int nmk_checkpoint_open(nmk_checkpoint **checkpoint, const char *dir, const nmk_weight_tables *tables, nmk_err *e);
 void nmk_checkpoint_close(nmk_checkpoint *c);
 
@@ -59,7 +59,7 @@ int nmk_checkpoint_load_device(const nmk_checkpoint *c, CUmodule module, CUdevic
                                void *user, nmk_err *e);
 
 /* Weights of a model that nobody trained, the same on both machines for the same seed: matrices of variance 1/cols (a
- * quarter of that where they write the residual), vectors 1 +- 0.1. */
+ * quarter of that where they write the residual), vectors 1 +- 0.1, biases of deviation 0.1. */
 void nmk_random_load_host(const nmk_weight_tables *tables, void *arena, uint64_t seed);
 int nmk_random_load_device(const nmk_weight_tables *tables, CUmodule module, CUdeviceptr arena, uint64_t seed,
                            nmk_err *e);

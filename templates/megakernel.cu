@@ -23,7 +23,7 @@ DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
 #pragma unroll 1
         for (int n = 0; n < TILE_COLUMNS; n++) {
             const int pos = s.pos[n], base = s.base[n];
-            const int low = kind ? max(0, pos + 1 - NMK_SLIDING_WINDOW) : 0;
+            const int low = kind ? max(0, pos + 1 - NMK_WINDOW) : 0;
             const int page0 = low / NMK_PAGE_TOKENS;
             /* at least one page, all masked when nothing is stored yet: every column has a last chunk */
             const int page1 = base > low ? (base - 1) / NMK_PAGE_TOKENS : page0;

@@ -22,27 +22,30 @@ NMK_SHARED nmk_pack_item nmk_pack_item_of(unsigned int index, int padded_cols) {
     return it;
 }
 
-// 8 columns from k on, zeros past the end.
-NMK_SHARED uint4 nmk_pack_read(const unsigned short *row, int k, int cols) {
-    return k < cols ? *(const uint4 *)(row + k) : make_uint4(0, 0, 0, 0);
+// 8 columns from k on of a row of src, zeros past the end of either.
+NMK_SHARED uint4 nmk_pack_read(const unsigned short *src, int row, int count, int k, int cols) {
+    return k < cols && row < count ? *(const uint4 *)(src + (long long)row * cols + k) : make_uint4(0, 0, 0, 0);
 }
 
 // Rows first..first+count-1 (natural order) of a matrix [rows][cols] go to their places in its packed form dst.
 // src: those rows, contiguous, 16-byte aligned.  cols is a multiple of 8 (of a vector: anything).  first and count are
-// multiples of 16, for gate_up of 8, and stay within one half.  Launches for the two halves write disjoint bytes.
+// multiples of 16, for gate_up of 8, and stay within one half; but where first+count comes short of rows by less than
+// that, the rest is zero.  Launches for the two halves write disjoint bytes.  Of a vector first and count are elements,
+// and what reaches the end zeroes what pads it.
 NMK_KERNEL nmk_pack(unsigned short *dst, const unsigned short *src, int rows, int cols, int first, int count,
                     int layout) {
     unsigned int stride = gridDim.x * blockDim.x, index = blockIdx.x * blockDim.x + threadIdx.x;
     if (layout == NMK_PACKED_VECTOR) {
-        unsigned int n = nmk_packed_bytes(rows, cols, layout) / 2;
+        unsigned int n = first + count == cols ? nmk_packed_bytes(rows, cols, layout) / 2 - first : count;
 #pragma unroll 1
-        for (; index < n; index += stride) dst[index] = index < (unsigned int)cols ? src[index] : (unsigned short)0;
+        for (; index < n; index += stride)
+            dst[first + index] = index < (unsigned int)count ? src[index] : (unsigned short)0;
         return;
     }
     int padded = nmk_packed_cols(cols), tile_rows = layout == NMK_PACKED_GATE_UP ? 8 : 16;
     int up = layout == NMK_PACKED_GATE_UP && first >= rows / 2;
     int first_tile = (up ? first - rows / 2 : first) / tile_rows;
-    unsigned int items = (unsigned int)(count / tile_rows) * padded;
+    unsigned int items = (unsigned int)((count + tile_rows - 1) / tile_rows) * padded;
 #pragma unroll 1 // code size counts, these run once
     for (; index < items; index += stride) {
         nmk_pack_item it = nmk_pack_item_of(index, padded);
@@ -53,13 +56,13 @@ NMK_KERNEL nmk_pack(unsigned short *dst, const unsigned short *src, int rows, in
         unsigned int *odd = tile + nmk_packed_slot(padded, it.warp, 2 * it.pair + 1, it.lane) * 4;
         if (layout == NMK_PACKED_GATE_UP) {
             int row = nmk_packed_row(rows, layout, row_tile, it.lane, up) - first;
-            uint4 v = nmk_pack_read(src + (long long)row * cols, k, cols);
+            uint4 v = nmk_pack_read(src, row, count, k, cols);
             even[up] = v.x, even[2 + up] = v.y, odd[up] = v.z, odd[2 + up] = v.w;
         } else {
             int row_a = nmk_packed_row(rows, layout, row_tile, it.lane, 0) - first;
             int row_b = nmk_packed_row(rows, layout, row_tile, it.lane, 1) - first;
-            uint4 a = nmk_pack_read(src + (long long)row_a * cols, k, cols);
-            uint4 b = nmk_pack_read(src + (long long)row_b * cols, k, cols);
+            uint4 a = nmk_pack_read(src, row_a, count, k, cols);
+            uint4 b = nmk_pack_read(src, row_b, count, k, cols);
             *(uint4 *)even = make_uint4(a.x, b.x, a.y, b.y);
             *(uint4 *)odd = make_uint4(a.z, b.z, a.w, b.w);
         }

@@ -135,7 +135,8 @@ local STRUCTS = {
   },
   {
     name = "nmk_tensor",
-    comment = "A checkpoint tensor; one per layer (and expert) where the name has %d. Rows go to row0 of its array.",
+    comment = "A checkpoint tensor; one per layer (and expert) where the name has %d. Rows go to row0 of its array, a "
+      .. "vector's elements to row0 of the array's.",
     { "str", "name", "" },
     { "i32", "dims", "1: a vector" },
     { "i32", "layer0", "" },
@@ -145,6 +146,7 @@ local STRUCTS = {
     { "i32", "cols", "" },
     { "i32", "array", "index in nmk_arrays" },
     { "i32", "row0", "" },
+    { "i32", "twin", "1: another tensor fills these rows; this one may be there too, and is then the same" },
   },
   {
     name = "nmk_buffer",
@@ -158,7 +160,7 @@ local STRUCTS = {
     name = "nmk_config",
     comment = "What a checkpoint's config.json must say. value is JSON text; null there counts as absent.",
     { "str", "path", "" },
-    { "str", "or_path", "where the same fact may stand instead; NULL: nowhere" },
+    { "str", "or_path", "where the same fact may stand instead, | between places; NULL: nowhere" },
     { "str", "value", "" },
     { "i32", "required", "absence is a mistake" },
   },
@@ -436,6 +438,9 @@ extern const char *const nmk_target_arch;
 extern const int nmk_in_flight[NMK_COLUMNS]; /* stages in flight per SM, by live columns - 1 */
 /* Weights that a step streams, by live columns - 1, each byte once, if all experts are chosen alike. */
 extern const int64_t nmk_step_weight_bytes[NMK_COLUMNS];
+/* The angle by which a pair of dimensions turns from one position to the next; factor of cosine and sine. */
+extern const float nmk_rope_frequencies[NMK_HEAD_DIM / 2];
+extern const float nmk_rope_scale;
 extern const nmk_array nmk_arrays[];
 extern const int nmk_array_count;
 extern const nmk_tensor nmk_tensors[];

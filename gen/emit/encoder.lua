@@ -180,8 +180,8 @@ local function emit_weights(w, ctx)
       a.experts, a.rows, a.cols, a.kib, a.layer_kib, a.expert_kib)
   end
   for i, t in ipairs(ctx.graph.tensors) do
-    tensors[i] = ("%s, %d, %d, %d, %d, %d, %d, %d, %d"):format(writer.string(t.name), t.dims, t.layer0,
-      t.layers, t.experts, t.rows, t.cols, assert(index[t.array], t.array), t.row0)
+    tensors[i] = ("%s, %d, %d, %d, %d, %d, %d, %d, %d, %d"):format(writer.string(t.name), t.dims, t.layer0,
+      t.layers, t.experts, t.rows, t.cols, assert(index[t.array], t.array), t.row0, t.twin and 1 or 0)
   end
   emit_table(w, "nmk_array", "nmk_array", arrays)
   emit_table(w, "nmk_tensor", "nmk_tensor", tensors)
@@ -267,6 +267,21 @@ local function emit_step_bytes(w, ctx)
   w:close("};")
 end
 
+--- A float as C, in the digits that tell it from its neighbours.
+local function float(value)
+  local text = ("%.9g"):format(string.unpack("<f", string.pack("<f", value)))
+  return (text:find("[.e]") and text or text .. ".0") .. "f"
+end
+
+local function emit_rope(w, ctx)
+  local rope, words = ctx.model.family_module.rope(ctx.model), {}
+  for i, frequency in ipairs(rope) do words[i] = float(frequency) end
+  w:open("const float nmk_rope_frequencies[NMK_HEAD_DIM / 2] = {")
+  w:wrap(words)
+  w:close("};")
+  w:line("const float nmk_rope_scale = %s;", float(rope.scale))
+end
+
 local function emit_facts(w, ctx)
   w:line("const uint64_t nmk_hash = %s;", ctx.hash)
   w:line("const char *const nmk_model_name = %s;", writer.string(ctx.model.name))
@@ -277,6 +292,7 @@ local function emit_facts(w, ctx)
   end
   w:line("const int nmk_in_flight[NMK_COLUMNS] = {%s};", table.concat(in_flight, ", "))
   emit_step_bytes(w, ctx)
+  emit_rope(w, ctx)
   w:line("")
 end
 

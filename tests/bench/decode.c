@@ -144,7 +144,7 @@ static int run_case(nmk_engine *g, int batch, int context, int steps, int sampli
     const double token = 2.0 * NMK_KV_HEADS * NMK_HEAD_DIM * 2;
     const double middle = context + WARM_UP + steps / 2;
     const double seen =
-        NMK_FULL_LAYERS * middle + NMK_SLIDING_LAYERS * (middle < NMK_SLIDING_WINDOW ? middle : NMK_SLIDING_WINDOW);
+        NMK_FULL_LAYERS * middle + NMK_SLIDING_LAYERS * (middle < NMK_WINDOW ? middle : NMK_WINDOW);
     const int moe_layers = NMK_LAYERS - NMK_DENSE_LAYERS;
     const double active = (after - before) / steps;
     const double bytes = always + expert * active + batch * seen * token;

@@ -158,9 +158,9 @@ int main(void) {
     nmk_options o = test_options("cpu", MOST_LEN, 1u << 30);
     if (nmk_engine_open(&cpu, &o, &e)) leave(NAME, e.text, false);
     if (nmk_engine_random_kv(gpu, 3, &e)) leave(NAME, e.text, false);
-    static const int one[] = {0}, page[] = {63}, next[] = {64}, window[] = {NMK_SLIDING_WINDOW + 5},
+    static const int one[] = {0}, page[] = {63}, next[] = {64}, window[] = {NMK_WINDOW + 5},
                      longest[] = {MOST_LEN - 24};
-    static const int ragged[] = {1, 300, 64, MOST_LEN / 2, 2, 129, NMK_SLIDING_WINDOW - 1, NMK_SLIDING_WINDOW};
+    static const int ragged[] = {1, 300, 64, MOST_LEN / 2, 2, 129, NMK_WINDOW - 1, NMK_WINDOW};
     static const int five[] = {65, 1000, 7, 127, 128};
     run_case(gpu, cpu, "first token", one, 1, 0, false);
     run_case(gpu, cpu, "one row, end of a page", page, 1, 0, false);

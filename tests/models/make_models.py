@@ -102,34 +102,16 @@ def random_weights(model, name):
         p.data.copy_(value.to(torch.bfloat16))
 
 
-def published(tensors):
-    """One tensor for each expert's projection, as published checkpoints have it."""
-    out = {}
-    for name, value in tensors.items():
-        if name.endswith("experts.gate_up_proj"):
-            for e, (gate, up) in enumerate(v.chunk(2, dim=0) for v in value):
-                out[name.replace("gate_up_proj", f"{e}.gate_proj.weight")] = gate
-                out[name.replace("gate_up_proj", f"{e}.up_proj.weight")] = up
-        elif name.endswith("experts.down_proj"):
-            for e, down in enumerate(value):
-                out[name.replace("down_proj", f"{e}.down_proj.weight")] = down
-        else:
-            out[name] = value
-    return {k: v.contiguous().clone() for k, v in sorted(out.items())}
-
-
 def export(model, folder):
-    """bf16 as transformers saves it, in one file."""
-    from safetensors.torch import load_file, save_file
+    """bf16 as transformers saves it: under the names of published checkpoints, one tensor for each expert's matrix."""
+    from safetensors.torch import load_file
 
     import torch
 
     model.to(torch.bfloat16).save_pretrained(folder)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
+    tensors = load_file(folder / "model.safetensors")
     print("  saved as:", sorted({re.sub(r"\d+", "N", n) + " " + str(tuple(t.shape)) for n, t in tensors.items()}))
     assert all(t.dtype == torch.bfloat16 for t in tensors.values())
-    save_file(published(tensors), file, metadata={"format": "pt"})
 
 
 def router_gaps(model, ids, run):

@@ -13,6 +13,7 @@ static const nmk_config facts[] = {
     {"norm_topk_prob", NULL, "false", 1},
     {"attention_bias", NULL, "false", 0},
     {"layer_types", NULL, "[\"full\",\"sliding\",\"full\"]", 0},
+    {"rope_parameters.rope_type", "rope_scaling.rope_type|rope_scaling.type", "\"yarn\"", 0},
 };
 enum { FACTS = sizeof facts / sizeof *facts };
 
@@ -56,6 +57,10 @@ int main(void) {
     accept(
         "the other place of a fact",
         "{\"model_type\":\"tiny\",\"hidden_size\":256,\"rope_parameters\":{\"rope_theta\":5e4},\"rms_norm_eps\":1e-6,\"norm_topk_prob\":false}");
+    accept("the first of several other places", "{" GOOD ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"type\":7}}");
+    accept("the last of several other places", "{" GOOD ",\"rope_scaling\":{\"type\":\"yarn\"}}");
+    refuse("another value at the last of several places", "{" GOOD ",\"rope_scaling\":{\"type\":\"dynamic\"}}",
+           "DIR/config.json: rope_scaling.type is \"dynamic\", this program was generated for \"yarn\"");
     accept("a list that agrees", "{" GOOD ",\"layer_types\":[\"full\",\"sliding\",\"full\"]}");
     refuse(
         "contradictions",

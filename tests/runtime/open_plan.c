@@ -87,7 +87,7 @@ static void test_step_bytes(void) {
     uint64_t one = nmk_step_bytes(1, 1) - nmk_step_bytes(1, 0);
     check(one == (uint64_t)NMK_LAYERS * NMK_KV_HEADS * NMK_HEAD_DIM * 4, "a token more, a token of every layer", "%llu",
           (unsigned long long)one);
-    uint64_t far = nmk_step_bytes(1, NMK_SLIDING_WINDOW + 1) - nmk_step_bytes(1, NMK_SLIDING_WINDOW);
+    uint64_t far = nmk_step_bytes(1, NMK_WINDOW + 1) - nmk_step_bytes(1, NMK_WINDOW);
     check(far == (uint64_t)NMK_FULL_LAYERS * NMK_KV_HEADS * NMK_HEAD_DIM * 4, "beyond the window, of the full layers",
           "%llu", (unsigned long long)far);
 }

@@ -36,6 +36,7 @@ static const nmk_array arrays[] = {
 };
 static const nmk_tensor tensors[] = {
     {.name = "embed.weight", .dims = 2, .layers = 1, .rows = 16, .cols = 8, .array = 0},
+    {.name = "head.weight", .dims = 2, .layers = 1, .rows = 16, .cols = 8, .array = 0, .twin = 1},
     {.name = "norm.weight", .dims = 1, .layer0 = 2, .layers = 1, .rows = 1, .cols = 8, .array = 1},
     {.name = "layers.%d.norm.weight", .dims = 1, .layers = 2, .rows = 1, .cols = 8, .array = 1},
     {.name = "layers.%d.experts.%d.gate.weight",
@@ -57,7 +58,7 @@ static const nmk_tensor tensors[] = {
      .array = 2,
      .row0 = 8},
 };
-static const nmk_weight_tables tables = {arrays, 3, tensors, 5};
+static const nmk_weight_tables tables = {arrays, 3, tensors, 6};
 enum { ARENA_KIB = 27 };
 
 /* ---------------------------------------------------------------- a checkpoint as data */
@@ -65,6 +66,7 @@ enum { ARENA_KIB = 27 };
 typedef struct {
     const char *name, *dtype, *shape, *listed; /* listed: the index's file, NULL the right one, "" none */
     int file, bytes, shift;                    /* shift: of the offsets */
+    int like;                                  /* 1 + the tensor with the same data; 0: its own */
 } entry;
 
 typedef struct {
@@ -82,14 +84,14 @@ static const char *const files[2] = {"a.safetensors", "b.safetensors"};
 
 static spec good(void) {
     return (spec){.count = 8,
-                  .e = {{"embed.weight", "BF16", "[16,8]", NULL, 0, 256, 0},
-                        {"layers.0.norm.weight", "BF16", "[8]", NULL, 0, 16, 0},
-                        {"layers.1.norm.weight", "BF16", "[8]", NULL, 1, 16, 0},
-                        {"layers.1.experts.0.gate.weight", "BF16", "[8,8]", NULL, 1, 128, 0},
-                        {"layers.1.experts.0.up.weight", "BF16", "[8,8]", NULL, 1, 128, 0},
-                        {"layers.1.experts.1.gate.weight", "BF16", "[8,8]", NULL, 1, 128, 0},
-                        {"layers.1.experts.1.up.weight", "BF16", "[8,8]", NULL, 1, 128, 0},
-                        {"norm.weight", "BF16", "[8]", NULL, 1, 16, 0}}};
+                  .e = {{"embed.weight", "BF16", "[16,8]", NULL, 0, 256, 0, 0},
+                        {"layers.0.norm.weight", "BF16", "[8]", NULL, 0, 16, 0, 0},
+                        {"layers.1.norm.weight", "BF16", "[8]", NULL, 1, 16, 0, 0},
+                        {"layers.1.experts.0.gate.weight", "BF16", "[8,8]", NULL, 1, 128, 0, 0},
+                        {"layers.1.experts.0.up.weight", "BF16", "[8,8]", NULL, 1, 128, 0, 0},
+                        {"layers.1.experts.1.gate.weight", "BF16", "[8,8]", NULL, 1, 128, 0, 0},
+                        {"layers.1.experts.1.up.weight", "BF16", "[8,8]", NULL, 1, 128, 0, 0},
+                        {"norm.weight", "BF16", "[8]", NULL, 1, 16, 0, 0}}};
 }
 
 /* Byte i of a tensor's data. */
@@ -104,7 +106,7 @@ static void write_shard(const spec *s, int file) {
         long long begin = (long long)body.length + e->shift, end = begin + e->bytes;
         nmk_buf_printf(&head, ",\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%lld,%lld]}", e->name, e->dtype,
                        e->shape, begin, end);
-        for (int b = 0; b < e->bytes; b++) nmk_buf_add(&body, &(unsigned char){data_byte(i, b)}, 1);
+        for (int b = 0; b < e->bytes; b++) nmk_buf_add(&body, &(unsigned char){data_byte(e->like ? e->like - 1 : i, b)}, 1);
     }
     nmk_buf_puts(&head, "}");
     if (s->header[file]) head.length = 0, nmk_buf_puts(&head, s->header[file]);
@@ -219,8 +221,17 @@ int main(void) {
     s.single = 1;
     accept("one file", &s);
     s = good();
-    s.e[s.count++] = (entry){"layers.0.rotary_emb.inv_freq", "F32", "[4]", NULL, 0, 16, 0};
+    s.e[s.count++] = (entry){"layers.0.rotary_emb.inv_freq", "F32", "[4]", NULL, 0, 16, 0, 0};
     accept("a rotary buffer is ignored", &s);
+    s = good();
+    s.e[s.count++] = (entry){"head.weight", "BF16", "[16,8]", NULL, 1, 256, 0, 1};
+    accept("a twin that is the same", &s);
+    s.e[8].like = 0;
+    refuse("a twin that differs", &s,
+           "DIR/b.safetensors: tensor head.weight differs from embed.weight, which this model has in its place");
+    s.e[8].like = 1, s.e[8].shape = "[8,16]";
+    refuse("a twin of another shape", &s,
+           "DIR/b.safetensors: tensor head.weight: expected shape [16, 8], found [8, 16]");
 
     clear_dir();
     check_refused("empty directory", nmk_checkpoint_open(&c, test_dir, &tables, &e), &e,
@@ -290,7 +301,7 @@ int main(void) {
     refuse("wrong dtype", &s, "DIR/a.safetensors: tensor embed.weight: expected dtype BF16, found F16");
     s = good(), s.e[0].dtype = "F8_E8M0";
     refuse("unknown dtype", &s, "DIR/a.safetensors: tensor embed.weight: expected dtype BF16, found F8_E8M0");
-    s = good(), s.e[s.count++] = (entry){"lm_head.weight", "BF16", "[16,8]", NULL, 0, 256, 0};
+    s = good(), s.e[s.count++] = (entry){"lm_head.weight", "BF16", "[16,8]", NULL, 0, 256, 0, 0};
     refuse("extra tensor", &s, "DIR/a.safetensors: tensor lm_head.weight does not belong to this model");
     s = good(), s.count = 7;
     refuse("missing tensor", &s, "DIR/model.safetensors.index.json: tensor norm.weight [8] is missing");
@@ -301,7 +312,7 @@ int main(void) {
            "DIR/a.safetensors: tensor embed.weight: expected shape [16, 8], found [8, 16]\n"
            "DIR/model.safetensors.index.json: tensor norm.weight [8] is missing\n"
            "DIR/a.safetensors: tensor layers.0.norm.weight: expected dtype BF16, found F16");
-    s = (spec){.count = 1, .single = 1, .e = {{"x", "BF16", "[8]", NULL, 0, 16, 0}}};
+    s = (spec){.count = 1, .single = 1, .e = {{"x", "BF16", "[8]", NULL, 0, 16, 0, 0}}};
     refuse("another model's checkpoint", &s,
            "DIR/model.safetensors: tensor embed.weight [16, 8] is missing\n"
            "DIR/model.safetensors: tensor norm.weight [8] is missing\n"

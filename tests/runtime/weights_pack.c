@@ -69,10 +69,31 @@ static void test_vector(int cols) {
     u16 *src = xcalloc((size_t)cols, 2), *got = xcalloc(n, 2);
     memset(got, 0xee, n * 2);
     for (int i = 0; i < cols; i++) src[i] = (u16)(i * 3 + 1);
-    GRID(2, 32, nmk_pack(got, src, 1, cols, 0, 1, NMK_LAYOUT_VECTOR));
+    int part = cols / 3;
+    GRID(2, 32, nmk_pack(got, src + part, 1, cols, part, cols - part, NMK_LAYOUT_VECTOR));
+    GRID(2, 32, nmk_pack(got, src, 1, cols, 0, part, NMK_LAYOUT_VECTOR));
     for (size_t i = 0; i < n; i++) wrong += got[i] != (i < (size_t)cols ? (u16)(i * 3 + 1) : 0);
-    check(wrong == 0 && n % 512 == 0, "pack a vector", "%zu wrong of %zu", wrong, n);
+    check(wrong == 0 && n % 512 == 0, "pack a vector of two parts", "%zu wrong of %zu", wrong, n);
     free(src), free(got);
+}
+
+/* Rows that the last tile lacks are zero. */
+static void test_short(int layout, int rows, int cols) {
+    int all = (rows + 15) / 16 * 16;
+    size_t packed = (size_t)nmk_packed_bytes(all, cols, layout) / 2, at = 0;
+    u16 *src = xcalloc((size_t)all * (size_t)cols, 2), *got = xcalloc(packed, 2), *expected = xcalloc(packed, 2);
+    for (int i = 0; i < rows * cols; i++) src[i] = (u16)(i * 7 + 1);
+    memset(got, 0xee, packed * 2);
+    plain_pack(expected, src, all, cols, layout);
+    u16 *only = xmalloc((size_t)rows * (size_t)cols * 2);
+    memcpy(only, src, (size_t)rows * (size_t)cols * 2);
+    GRID(1, 96, nmk_pack(got, only + 16 * cols, all, cols, 16, rows - 16, layout));
+    GRID(1, 96, nmk_pack(got, only, all, cols, 0, 16, layout));
+    while (at < packed && got[at] == expected[at]) at++;
+    char name[96];
+    snprintf(name, sizeof name, "pack %s [%d][%d] into %d rows", layout_names[layout], rows, cols, all);
+    check(at == packed, name, "element %zu: expected %04x, found %04x", at, expected[at], got[at]);
+    free(src), free(got), free(expected), free(only);
 }
 
 /* ---------------------------------------------------------------- random weights */
@@ -121,6 +142,7 @@ int main(void) {
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_layout(layout, shapes[i][0], shapes[i][1]);
         test_bijection(layout, 32, 96), test_bijection(layout, 16, 768), test_bijection(layout, 32, 1024);
     }
+    test_short(NMK_LAYOUT_ROWS, 33, 256), test_short(NMK_LAYOUT_ROWS, 47, 96);
     test_vector(100), test_vector(512), test_vector(2048);
     static const nmk_array arrays[] = {
         {"qkv", NMK_LAYOUT_PAIRS, 0, 2, 0, 64, 512, 9, 64, 64},

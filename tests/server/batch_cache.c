@@ -44,7 +44,7 @@ static uint64_t *mark_at(const nmk_params *p, int slot, int pos, int sliding) {
 
 static int32_t model(const nmk_params *p, const nmk_column *c) {
     uint64_t sum = 0, before = c->pos ? *mark_at(p, c->slot, c->pos - 1, 0) : 0;
-    for (int pos = c->pos - 1; pos >= 0 && pos > c->pos - NMK_SLIDING_WINDOW; pos--)
+    for (int pos = c->pos - 1; pos >= 0 && pos > c->pos - NMK_WINDOW; pos--)
         sum += *mark_at(p, c->slot, pos, 1);
     uint64_t mark = next_mark(before, sum, c->token, c->pos - c->base);
     *mark_at(p, c->slot, c->pos, 0) = *mark_at(p, c->slot, c->pos, 1) = mark;
@@ -59,7 +59,7 @@ static void say(const client *k, int from, int to, int32_t *out) {
     memcpy(token, k->prompt, sizeof *token * (size_t)prompt);
     for (int pos = 0; pos < prompt - 1 + k->rq.max_tokens; pos++) {
         uint64_t sum = 0;
-        for (int q = pos - 1; q >= 0 && q > pos - NMK_SLIDING_WINDOW; q--) sum += mark[q];
+        for (int q = pos - 1; q >= 0 && q > pos - NMK_WINDOW; q--) sum += mark[q];
         bool decoded = pos >= prompt - 1 || (pos >= from && pos < to);
         mark[pos] = next_mark(pos ? mark[pos - 1] : 0, sum, token[pos], decoded ? 0 : pos % CHUNK);
         if (pos >= prompt - 1) out[pos - (prompt - 1)] = token[pos + 1] = token_of(mark[pos]);

@@ -357,7 +357,7 @@ function decoder.complete(M, facts)
   end
 
   -- %d in a name: the layer, then the expert.  Layer n goes to the array's element of layer n.  dims: 1 for a vector,
-  -- whose row0 counts elements: it may be a part of the array's.
+  -- whose row0 counts elements: it may be a part of the array's.  twin: it may be there too, and is then the same.
   function parts.tensors(m)
     local s = m.shape
     local dense = dense_layers(s)
@@ -372,7 +372,11 @@ function decoder.complete(M, facts)
       return list[#list]
     end
     tensor("embed", 0, 1, 0, s.vocab, s.hidden, "embed")
-    if not fact("tied", s) then tensor("head", 0, 1, 0, s.vocab, s.hidden, "head") end
+    if fact("tied", s) then
+      tensor("head", 0, 1, 0, s.vocab, s.hidden, "embed").twin = true
+    else
+      tensor("head", 0, 1, 0, s.vocab, s.hidden, "head")
+    end
     tensor("final_norm", s.layers, 1, 0, 1, s.hidden, "norm")
     tensor("norm", 0, s.layers, 0, 1, s.hidden, "norm")
     if facts.sequential then tensor("mlp_norm", 0, s.layers, 0, 1, s.hidden, "mlp_norm") end

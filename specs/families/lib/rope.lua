@@ -113,10 +113,8 @@ function rope.config(s)
                         required = fact[3] }
   end
   if kind == "yarn" then
-    if s.rope_attention_factor > 0 then
-      list[#list + 1] = { "rope_parameters.attention_factor", s.rope_attention_factor,
-                          or_path = "rope_scaling.attention_factor", required = true }
-    end
+    list[#list + 1] = { "rope_parameters.attention_factor", rope.frequencies(s).scale,
+                        or_path = "rope_scaling.attention_factor", required = s.rope_attention_factor > 0 }
     list[#list + 1] = { "rope_parameters.truncate", true, or_path = "rope_scaling.truncate" }
   end
   list[#list + 1] = { "partial_rotary_factor", 1.0, or_path = "rope_parameters.partial_rotary_factor" }
