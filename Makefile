@@ -1,6 +1,7 @@
 # nmkgen: one Makefile for the generator, every model in specs/, and the tests.
 #
-#   make         build/nmkgen, and for every specs/MODEL.yaml what it emits, build/MODEL/nmk-run and nmk-serve
+#   make         build/nmkgen, for every specs/MODEL.yaml what it emits, and the programs of the toy and North Mini Code;
+#                others on demand: make build/llama-3.2-1b/nmk-serve
 #   make demo    set up, build the toy model, serve it and ask it
 #   make test    set up, build everything, run the tests; the last line is the count
 #   make golden  rewrite tests/golden (read the diff)
@@ -12,8 +13,12 @@
 #   make clean   remove build/
 
 MODELS := $(patsubst specs/%.yaml,%,$(wildcard specs/*.yaml))
+# Those whose programs a bare `make` builds; of the others it makes what nmkgen emits.
+BUILT  := nmc-toy north-mini-code
 # Models that only tests on a GPU use; not part of `make`.
 GPU_MODELS := $(patsubst tests/gpu/specs/%.yaml,%,$(wildcard tests/gpu/specs/*.yaml))
+# Random checkpoints with what transformers computes on them.
+TINY_MODELS := $(patsubst tests/models/%.yaml,%,$(wildcard tests/models/*.yaml))
 TOY    := nmc-toy
 
 BUILD_PACKAGES := gcc libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
@@ -163,7 +168,7 @@ EMITTED := megakernel.cu abi.h encoder.c refvm.c plan.txt
 
 # $(call model,M): build/M/ = what nmkgen emits + libnmk.a + nmk-run, nmk-compile, nmk-serve + bench-*.
 define model
-build/$(1)/.generated: $(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml) $(GEN_INPUTS)
+build/$(1)/.generated: $(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml tests/models/$(1).yaml) $(GEN_INPUTS)
 	@mkdir -p $$(@D)
 	@echo "  nmkgen $$<"
 	@mkdir -p build/$(1)/.old; cp -p $(EMITTED:%=build/$(1)/%) build/$(1)/.old 2>/dev/null || true
@@ -243,22 +248,25 @@ $(1)_BENCH    := $(patsubst tests/bench/%.c,build/$(1)/bench-%,$(wildcard tests/
 $(1)_GPU      := $(patsubst tests/%.c,build/tests/$(1)/%,$(wildcard tests/gpu/*.c))
 endef
 
-# What a bare `make`, and `make test`, build of a model.
+# What a bare `make`, and `make test`, build of a model in BUILT.
 define shipped
-all: build/$(1)/.generated $$($(1)_PROGRAMS)
+all: $$($(1)_PROGRAMS)
 bench: $$($(1)_BENCH)
 build-test: $$($(1)_PROGRAMS) $$($(1)_BENCH) $$($(1)_GPU)
 endef
 
-$(foreach m,$(MODELS) $(GPU_MODELS),$(eval $(call model,$(m))))
-$(foreach m,$(MODELS),$(eval $(call shipped,$(m))))
+$(foreach m,$(MODELS) $(GPU_MODELS) $(TINY_MODELS),$(eval $(call model,$(m))))
+$(foreach m,$(BUILT),$(eval $(call shipped,$(m))))
+all: $(MODELS:%=build/%/.generated)
+
+TINY_TESTS := $(TINY_MODELS:%=build/tests/%/models/golden)
 
 # Everything that runs on the machine with the GPU.
 .PHONY: gpu test-gpu
 test-gpu: gpu
 	@tests/gpu/run
 
-gpu: $(foreach m,$(MODELS) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU)) \
+gpu: $(foreach m,$(BUILT) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU)) $(TINY_TESTS) \
     build/tests/$(TOY)/server/load build/tests/north-mini-code/runtime/load_memory
 
 .PHONY: bench
@@ -271,6 +279,6 @@ C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.
 
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # The one test that needs the shape of the large model.
-build-test: all build/nmk-chat $(C_TESTS) build/tests/north-mini-code/runtime/load_memory
+build-test: all build/nmk-chat $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory
 
 -include $(shell find build -name '*.d' 2>/dev/null)

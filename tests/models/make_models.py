@@ -3,7 +3,7 @@
 
     make_models.py --out DIR [NAME...]
 
-Writes DIR/NAME/model.safetensors (bf16), config.json, generation_config.json and golden.json, for each of MODELS or
+Writes DIR/tiny-NAME/model.safetensors (bf16), config.json, generation_config.json and golden.json, for each of MODELS or
 for those named.  Needs torch, transformers 5 and safetensors; no tokenizer, no download; a GPU makes it faster.  Nothing that is built
 or tested here needs this file: it says where the numbers come from.
 
@@ -171,7 +171,7 @@ def make(name, out):
     import transformers
 
     kind, config = MODELS[name]
-    folder = out / name
+    folder = out / f"tiny-{name}"
     folder.mkdir(parents=True, exist_ok=True)
     print(name, flush=True)
     config = getattr(transformers, kind + "Config")(**config)

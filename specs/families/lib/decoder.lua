@@ -176,6 +176,13 @@ end
 
 local function round_up(n, unit) return (n + unit - 1) // unit * unit end
 
+-- Rows of the embedding, and of the router: whole tiles.
+local function vocab_rows(s) return round_up(s.vocab, 16) end
+local function router_rows(s) return round_up(s.experts, 16) end
+
+-- Query heads of a kv head, by twos: as ops/attention.cu lays out partials.
+local function group_pairs(s) return (s.heads // s.kv_heads + 1) // 2 end
+
 local function qkv_rows(s) return (s.heads + 2 * s.kv_heads) * s.head_dim end
 
 -- Most experts that one step can touch.
@@ -245,10 +252,13 @@ function decoder.complete(M, facts)
       layers = s.layers, hidden = s.hidden, heads = s.heads, kv_heads = s.kv_heads, head_dim = s.head_dim,
       q_width = s.heads * s.head_dim, dense_ff = s.dense_ff or 0, experts = s.experts or 0,
       experts_per_token = s.experts_per_token or 0, expert_ff = s.expert_ff or 0, expert_slots = expert_slots(m),
-      vocab = s.vocab, window = s.sliding_window or s.max_context, eps = s.norm_eps, logit_scale = s.logit_scale or 1.0,
-      max_context = s.max_context, full_layers = full, sliding_layers = s.layers - full,
+      vocab = s.vocab, vocab_rows = vocab_rows(s), window = s.sliding_window or s.max_context, eps = s.norm_eps,
+      logit_scale = s.logit_scale or 1.0, max_context = s.max_context, full_layers = full,
+      sliding_layers = s.layers - full, rope_halves = number(facts.rope_halves), qk_norm = number(fact("qk_norm", s)),
+      qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
+      route_score = ROUTES[fact("route", s) or "sigmoid"],
       part_slots = part_slots,
-      attn_units = m.schedule.columns * s.kv_heads * 32,               -- as ops/combine.cu counts
+      attn_units = m.schedule.columns * s.kv_heads * group_pairs(s) * (s.head_dim // 16),  -- as ops/combine.cu counts
       h_units = expert_slots(m) * ((s.expert_ff or 0) // 8),           -- as ops/expert_up.cu claims
     }
   end
@@ -259,18 +269,20 @@ function decoder.complete(M, facts)
     local function buffer(name, bytes, extent) list[#list + 1] = { name = name, bytes = bytes, extent = extent } end
     buffer("x0", cols * s.hidden * 4, s.hidden)
     buffer("x1", cols * s.hidden * 4, s.hidden)
-    if moe then buffer("logits", cols * s.experts * 4, s.experts) end
+    if moe then buffer("logits", cols * router_rows(s) * 4, router_rows(s)) end
     buffer("qkv", cols * qkv_rows(s) * 2, qkv_rows(s))
-    buffer("part", v.part_slots * (s.heads // s.kv_heads * s.head_dim + 16) * 4, v.part_slots)
+    buffer("part", v.part_slots * group_pairs(s) * (2 * s.head_dim + 4) * 4, v.part_slots)
     buffer("attn", cols * v.q_width * 2, v.attn_units)
     if moe then buffer("h", v.expert_slots * cols * s.expert_ff * 2, v.h_units) end
     if s.dense_ff then buffer("dense_h", cols * s.dense_ff * 2, s.dense_ff) end
     buffer("cand", m.target.sms * 2 * cols * 8, m.target.sms)
-    buffer("scores", cols * s.vocab * 4, s.vocab // 16)
-    buffer("raw_logits", cols * s.vocab * 4, s.vocab // 16)
+    buffer("scores", cols * v.vocab_rows * 4, v.vocab_rows // 16)
+    buffer("raw_logits", cols * v.vocab_rows * 4, v.vocab_rows // 16)
     buffer("cuts", 7 * cols * 256 * 8, 7 * cols)                        -- as ops/cut.cu counts
     buffer("drawn", m.target.sms * 8, m.target.sms)
     buffer("tops", m.target.sms * cols * 41 * 4, m.target.sms)          -- as ops/draw.cu lays them out
+    local row_tiles = v.qk_norm == 1 and qkv_rows(s) // 16 or 1
+    buffer("squares", cols * row_tiles * 4, row_tiles)                  -- of qkv, which has no use for it without qk_norm
     return list
   end
 
@@ -286,13 +298,13 @@ function decoder.complete(M, facts)
     local head = fact("tied", s) and "embed" or "head"
     local nodes = {
       { op = "norm", weights = { gamma_kib = { array = "norm", layer = s.layers } } },
-      { op = "lm_head", tiles = s.vocab // 16, weights = { weight_kib = { array = head, layer = 0 } } },
+      { op = "lm_head", tiles = vocab_rows(s) // 16, weights = { weight_kib = { array = head, layer = 0 } } },
     }
     -- Three digits of where top_k cuts, three of where top_p does.
     for unit = 0, 5 do
       nodes[#nodes + 1] = { op = "cut", fields = { unit = unit } }
     end
-    nodes[#nodes + 1] = { op = "draw", tiles = s.vocab // 16 }
+    nodes[#nodes + 1] = { op = "draw", tiles = vocab_rows(s) // 16 }
     nodes[#nodes + 1] = { op = "sample" }
     return nodes
   end
@@ -304,10 +316,17 @@ function decoder.complete(M, facts)
     local function norm(array, residual)
       return { op = "norm", residual = residual, weights = { gamma_kib = { array = array, layer = i } } }
     end
+    local qkv = { weight_kib = { array = "qkv", layer = i } }
+    local qkv_fields = { rope = number(kind.rope), sliding = sliding, kv_layer = kind.kv_layer }
+    -- A field without its array is a constant 0.
+    local function vector(field, array, present)
+      if present then qkv[field] = { array = array, layer = i } else qkv_fields[field] = 0 end
+    end
+    vector("bias_kib", "qkv_bias", fact("qkv_bias", s))
+    vector("gamma_kib", "qk_norm", fact("qk_norm", s))
     local block = {
       norm = norm("norm"),
-      qkv = { op = "qkv", tiles = qkv_rows(s) // 16, weights = from("qkv"),
-              fields = { rope = number(kind.rope), sliding = sliding, kv_layer = kind.kv_layer } },
+      qkv = { op = "qkv", tiles = qkv_rows(s) // 16, weights = qkv, fields = qkv_fields },
       attention = { op = "attention", fields = { sliding = sliding, kv_layer = kind.kv_layer } },
       combine = { op = "combine", units = v.attn_units, fields = { sliding = sliding } },
       o_proj = { op = "o_proj", tiles = s.hidden // 16, weights = from("o") },
@@ -321,7 +340,7 @@ function decoder.complete(M, facts)
       block.up = { op = "dense_up", tiles = s.dense_ff // 8, weights = from("dense_up") }
       block.down = { op = "dense_down", tiles = s.hidden // 16, weights = from("dense_down") }
     else
-      block.router = { op = "router", tiles = s.experts // 16, weights = from("router") }
+      block.router = { op = "router", tiles = router_rows(s) // 16, weights = from("router") }
       block.route = { op = "route", fields = { ticket = i } }
       block.up = { op = "expert_up", weights = from("up"), fields = { ticket = i } }  -- rank: the schedule's
       block.down = { op = "expert_down", tiles = s.hidden // 16, weights = from("down") }
@@ -340,8 +359,8 @@ function decoder.complete(M, facts)
                             layout = layout }
       end
     end
-    array("embed", 0, 1, 0, s.vocab, s.hidden, "rows")
-    if not fact("tied", s) then array("head", 0, 1, 0, s.vocab, s.hidden, "rows") end
+    array("embed", 0, 1, 0, vocab_rows(s), s.hidden, "rows")
+    if not fact("tied", s) then array("head", 0, 1, 0, vocab_rows(s), s.hidden, "rows") end
     array("norm", 0, s.layers + 1, 0, 1, s.hidden, "vector")                       -- the last one is the final norm
     if facts.sequential then array("mlp_norm", 0, s.layers, 0, 1, s.hidden, "vector") end
     array("qkv", 0, s.layers, 0, qkv_rows(s), s.hidden, facts.rope_halves and "halves" .. s.head_dim or "pairs")
@@ -350,7 +369,7 @@ function decoder.complete(M, facts)
     array("o", 0, s.layers, 0, s.hidden, s.heads * s.head_dim, "rows")
     array("dense_up", 0, dense, 0, 2 * (s.dense_ff or 0), s.hidden, "gate_up")
     array("dense_down", 0, dense, 0, s.hidden, s.dense_ff, "rows")
-    array("router", dense, s.layers - dense, 0, s.experts, s.hidden, "rows")
+    if moe then array("router", dense, s.layers - dense, 0, router_rows(s), s.hidden, "rows") end
     array("up", dense, s.layers - dense, s.experts, 2 * (s.expert_ff or 0), s.hidden, "gate_up")
     array("down", dense, s.layers - dense, s.experts, s.hidden, s.expert_ff, "rows")
     return list
