@@ -360,6 +360,13 @@ local function check_weights(what, node, arrays, pos, diag)
   end
 end
 
+-- Frequencies: a number for each pair of dimensions, and scale.
+local function check_rope(list, head_dim, pos, diag)
+  local good = list == nil or (#list == head_dim // 2 and math.type(list.scale) == "float")
+  for _, frequency in ipairs(list or {}) do good = good and math.type(frequency) == "float" end
+  if not good then diag:error(pos, "rope: expected head_dim / 2 = %d numbers and scale", head_dim // 2) end
+end
+
 --- What the family makes of this model: every function runs, every record has its form.
 function M.check(m, family, diag)
   local function call(part, ...)
@@ -382,7 +389,7 @@ function M.check(m, family, diag)
   end
   local function check_config(list)
     local stated = { model_type = true }
-    for _, row in ipairs(family.shape) do stated[row.config or row] = true end
+    for _, row in ipairs(family.shape) do stated[row.config or row] = row.config_check ~= false end
     for i, fact in ipairs(list) do
       if stated[fact.path] then
         diag:error(family.at("config"), "config[%d]: '%s' is stated already, by shape, by model_types or in this list",
@@ -424,6 +431,7 @@ function M.check(m, family, diag)
     end
   end
   records("buffers", RECORDS.buffers)
+  check_rope(call("rope", m), m.shape.head_dim, family.at("rope"), diag)
   check_config(records("config", RECORDS.config) or {})
 end
 

@@ -28,6 +28,7 @@ end
 
 --- Distinct experts that b tokens reach in one layer if routing is uniform.
 function M.distinct_experts(experts, per_token, b)
+  if experts == 0 then return 0 end
   return experts * (1 - (1 - per_token / experts) ^ b)
 end
 
@@ -195,7 +196,7 @@ local function traffic(w, g)
     return kv_bytes(model) * b + M.weight_bytes(g, values, b)
   end
   row("batch", function(b) return ("%d"):format(b) end)
-  row("distinct experts", function(b) return ("%.1f"):format(experts(b)) end)
+  if values.experts > 0 then row("distinct experts", function(b) return ("%.1f"):format(experts(b)) end) end
   for _, op in ipairs(order) do row(op, function(b) return bytes_text(op_bytes(op, b)) end) end
   row("kv", function(b) return bytes_text(kv_bytes(model) * b) end)
   row("all", function(b) return bytes_text(total(b)) end)

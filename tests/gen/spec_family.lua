@@ -2,7 +2,8 @@
 local t = dofile("tests/gen/helper_spec.lua")
 
 local root = t.folder .. "/root"
-local FAMILY, TARGET = "specs/families/cohere2_moe.lua", "specs/targets/h200.yaml"
+local FAMILY, LIBRARY = "specs/families/cohere2_moe.lua", "specs/families/lib/decoder.lua"
+local TARGET = "specs/targets/h200.yaml"
 t.run(('mkdir -p %s && cp -r specs %s && ln -s "$PWD/gen" "$PWD/templates" %s'):format(root, root, root))
 
 -- Replaces `old`, plain text that stands there once, and expects these lines, without what all begin with: the file.
@@ -18,8 +19,13 @@ local function mistake(name, file, old, new, want)
   local lines = {}
   for i, message in ipairs(want) do
     message = message:gsub("^LINE", line_at(from))
-    message = message:gsub("^<(.-)>", function(mark) return line_at(assert(text:find(mark, 1, true), mark)) end)
-    lines[i] = ("%s:%s\n"):format(file, message)
+    message = message:gsub("^<(.-)>", function(mark)
+      if text:find(mark, 1, true) then return line_at(text:find(mark, 1, true)) end
+      local library = t.read(LIBRARY)
+      local before = library:sub(1, assert(library:find(mark, 1, true), mark))
+      return ("%s:%d"):format(LIBRARY, 1 + select(2, before:gsub("\n", "")))
+    end)
+    lines[i] = message:find("^specs/") and message .. "\n" or ("%s:%s\n"):format(file, message)
   end
   t.same(name, ("%d %s%s"):format(status, out, err), "1 " .. table.concat(lines))
 end
@@ -37,48 +43,69 @@ mistake("unknown part", FAMILY, "M.summary =", "M.sumary =",
   { "1:1: missing part 'summary', a string", "LINE:3: unknown part 'sumary', did you mean 'summary'?" })
 mistake("wrong part", FAMILY, "M.summary =", "M.summary = 7 --",
   { "LINE:3: part 'summary' must be a string, not an integer" })
-mistake("shape row", FAMILY, '"layers", "int", min = 1,', '"layers", "int", mni = 1,',
-  { "<M.shape =>:3: shape: row 1 is not { key, type, default =, doc = } of the type int or number with min = and "
+mistake("shape row", FAMILY, '"dense_layers", "int", min = 0,', '"dense_layers", "int", mni = 0,',
+  { "<M.shape =>:3: shape: row 6 is not { key, type, default =, doc = } of the type int or number with min = and "
     .. "max =, bool, or word with choices =" })
-mistake("key of config.json", FAMILY, 'config = "hidden_size"', "config = 7",
-  { "<M.shape =>:3: shape: hidden: config must be a string, not an integer" })
-mistake("place without a key", FAMILY, 'config = "hidden_size"', 'or_config = "hidden_size"',
-  { "<M.shape =>:3: shape: hidden: or_config without config" })
-mistake("default of config.json", FAMILY, 'config = "hidden_size"', 'config = "hidden_size", config_default = "8"',
-  { "<M.shape =>:3: shape: hidden: config_default must be a number or a function, not a string" })
-mistake("key of config.json twice", FAMILY, 'config = "hidden_size"', 'config = "num_hidden_layers"',
-  { "<M.shape =>:3: shape: hidden: 'num_hidden_layers' of config.json is already the key 'layers'" })
-mistake("a fact of shape again", FAMILY, 'must("norm_topk_prob"', 'must("hidden_size"',
-  { "<function M.config>:1: config[1]: 'hidden_size' is stated already, by shape, by model_types or in this list" })
+mistake("key of config.json", FAMILY, 'config = "first_k_dense_replace"', "config = 7",
+  { "<M.shape =>:3: shape: dense_layers: config must be a string, not an integer" })
+mistake("place without a key", FAMILY, 'config = "first_k_dense_replace"', 'or_config = "first_k_dense_replace"',
+  { "<M.shape =>:3: shape: dense_layers: or_config without config" })
+mistake("default of config.json", FAMILY, 'config = "first_k_dense_replace"', 
+  'config = "first_k_dense_replace", config_default = "8"',
+  { "<M.shape =>:3: shape: dense_layers: config_default must be a number or a function, not a string" })
+mistake("key of config.json twice", FAMILY, 'config = "first_k_dense_replace"', 'config = "num_hidden_layers"',
+  { "<M.shape =>:3: shape: dense_layers: 'num_hidden_layers' of config.json is already the key 'layers'" })
+mistake("a fact of shape again", FAMILY, '{ "norm_topk_prob", false', '{ "hidden_size", false',
+  { "<function parts.config>:1: config[1]: 'hidden_size' is stated already, by shape, by model_types or in this list" })
 mistake("no model_type", FAMILY, 'M.model_types = { "cohere2_moe" }', "M.model_types = {}",
   { "LINE:3: model_types: no model_type of config.json is named" })
 mistake("several model_types", FAMILY, 'M.model_types = { "cohere2_moe" }', 'M.model_types = { "a", "b" }',
   { 'LINE:3: model_types: of several, a key of shape has to say which, by config = "model_type"' })
-mistake("wave", FAMILY, '{ "router", after = { "norm" } }', '{ "router", after = { "down" } }',
-  { "<M.waves =>:3: waves: 'router' is after 'down', which does not stand before it" })
+mistake("wave", LIBRARY, '{ "router", after = { "norm" }, moe', '{ "router", after = { "down" }, moe',
+  { "specs/families/cohere2_moe.lua:1:1: waves: 'router' is after 'down', which does not stand before it" })
 mistake("rule", FAMILY, 'uses = { "layers" }', 'uses = { "layer" }',
   { "<M.rules =>:3: rules: rule 1 is not { key, test, expectation, uses = { keys } } of keys of shape" })
 mistake("rule's uses", FAMILY, 'uses = { "layers" }', 'uses = 7',
   { "<M.rules =>:3: rules: rule 1 is not { key, test, expectation, uses = { keys } } of keys of shape" })
 mistake("rule that fails", FAMILY, 's.dense_layers < s.layers', 's.dense_layers < s.layer',
   { "LINE:1: rules: dense_layers: attempt to compare number with nil" })
-mistake("layout", FAMILY, 's.heads * s.head_dim, "rows")', 's.heads * s.head_dim, "row")',
-  { "<function M.arrays>:1: arrays[4]: layout 'row' is unknown, did you mean 'rows'?" })
-mistake("tensor rows", FAMILY, 's.hidden, "qkv", q)', 's.hidden, "qkv", q + 1)',
-  { "<function M.tensors>:1: array 'qkv': layer 0 has 1280 rows, and tensors do not fill row 1024 just once" })
-mistake("tensor array", FAMILY, 's.hidden, q, "o")', 's.hidden, q, "oo")',
-  { "<function M.tensors>:1: tensor model.layers.%d.self_attn.o_proj.weight: unknown array 'oo', did you mean 'o'?",
-    "<function M.tensors>:1: array 'o': layer 0 has 256 rows, and tensors do not fill row 0 just once" })
-mistake("missing tensor", FAMILY, 'tensor(mlp .. "gate.weight", dense', 'print = (mlp .. "gate.weight"):format(dense',
-  { "<function M.tensors>:1: array 'router': layer 1 has 16 rows, and tensors do not fill row 0 just once" })
-mistake("weights", FAMILY, 'weights = from("o")', 'weights = from("oh")',
-  { "<function M.block>:1: block(0).o_proj: weights: weight_kib: unknown array 'oh', did you mean 'o'?" })
-mistake("weights of another form", FAMILY, 'weights = from("o")', 'weights = { weight_kib = 7 }',
-  { "<function M.block>:1: block(0).o_proj: weights: weight_kib: expected { array = name, layer = }" })
-mistake("node key", FAMILY, '{ op = "residual", tiles', '{ op = "residual", tile',
-  { "<function M.block>:1: block(0).residual: unknown key 'tile', did you mean 'tiles'?" })
-mistake("function fails", FAMILY, 'local function may(path, value)', 'local function may(path, value) list.x.y = 7',
+mistake("layout", LIBRARY, 'array("o", 0, s.layers, 0, s.hidden, s.heads * s.head_dim, "rows")',
+  'array("o", 0, s.layers, 0, s.hidden, s.heads * s.head_dim, "row")',
+  { "<function parts.arrays>:1: arrays[4]: layout 'row' is unknown, did you mean 'rows'?" })
+mistake("tensor rows", LIBRARY, 's.hidden, "qkv", q)', 's.hidden, "qkv", q + 1)',
+  { "<function parts.tensors>:1: array 'qkv': layer 0 has 1280 rows, and tensors do not fill row 1024 just once" })
+mistake("tensor array", LIBRARY, 's.hidden, q, "o")', 's.hidden, q, "oo")',
+  { "<function parts.tensors>:1: tensor model.layers.%d.self_attn.o_proj.weight: unknown array 'oo', did you mean 'o'?",
+    "<function parts.tensors>:1: array 'o': layer 0 has 256 rows, and tensors do not fill row 0 just once" })
+mistake("missing tensor", LIBRARY, 'tensor("router", dense', 'print = ("router"):format(dense',
+  { "<function parts.tensors>:1: array 'router': layer 1 has 16 rows, and tensors do not fill row 0 just once" })
+mistake("weights", LIBRARY, 'weights = from("o")', 'weights = from("oh")',
+  { "<function parts.block>:1: block(0).o_proj: weights: weight_kib: unknown array 'oh', did you mean 'o'?" })
+mistake("weights of another form", LIBRARY, 'weights = from("o")', 'weights = { weight_kib = 7 }',
+  { "<function parts.block>:1: block(0).o_proj: weights: weight_kib: expected { array = name, layer = }" })
+mistake("node key", LIBRARY, 'residual = { op = "residual", tiles = s.hidden // 16 },', 'residual = { op = "residual", tile = 1 },',
+  { "<function parts.block>:1: block(0).residual: unknown key 'tile', did you mean 'tiles'?" })
+mistake("function fails", FAMILY, '"norm_topk_prob", false', 's.x.y, false',
   { "LINE:1: config: attempt to index a nil value (field 'x')" })
+mistake("a library's function fails", LIBRARY, 'function parts.rope(m) return', 'function parts.rope(m) m.x.y = 1 return',
+  { "LINE:1: rope: attempt to index a nil value (field 'x')" })
+mistake("a library's syntax", LIBRARY, 'local decoder = {}', 'local decoder == {}',
+  { "LINE:1: unexpected symbol near '=='" })
+mistake("unknown library", FAMILY, 'library("decoder")', 'library("decode")',
+  { "LINE:1: there is no library 'decode' in specs/families/lib" })
+mistake("a library elsewhere", FAMILY, 'library("decoder")', 'library("../cohere2_moe")',
+  { "LINE:1: library: expected a name" })
+mistake("unknown shared key", FAMILY, '"layers", "hidden"', '"layer", "hidden"',
+  { "<M.shape =>:1: rows: there is no shared key 'layer'" })
+mistake("a part of a vector", LIBRARY, 'tensor("final_norm", s.layers, 1, 0, 1, s.hidden, "norm")',
+  'tensor("final_norm", s.layers, 1, 0, 1, s.hidden - 1, "norm", 1)',
+  { "<function parts.tensors>:1: array 'norm': layer 5 has 256 elements, and tensors do not fill element 0 just once" })
+mistake("a twin of nothing", LIBRARY, 'tensor("head", 0, 1, 0, s.vocab, s.hidden, "embed").twin',
+  'tensor("head", 0, 1, 0, s.vocab - 16, s.hidden, "embed").twin',
+  { "<function parts.tensors>:1: tensor lm_head.weight: a twin, but no other tensor fills the same of array 'embed'" })
+mistake("frequencies", LIBRARY, 'function parts.rope(m) return rope.frequencies(m.shape)',
+  'function parts.rope() return { 1.0 }',
+  { "LINE:1: rope: expected head_dim / 2 = 64 numbers and scale" })
 
 mistake("target key", TARGET, "regs:", "registers:",
   { "3:1: missing key 'regs' (32-bit registers of an SM), expected an integer from 65536 to 1048576",

@@ -62,7 +62,8 @@ local ROWS = {
     doc = "experts that a token is sent to" },
   { "expert_ff", "int", min = 32, max = 1048576, config = "moe_intermediate_size", doc = "width of one expert" },
   { "vocab", "int", min = 16, max = 1048576, config = "vocab_size", doc = "tokens of the vocabulary" },
-  { "tied", "bool", config = "tie_word_embeddings", doc = "the LM head is the embedding" },
+  { "tied", "bool", config = "tie_word_embeddings", config_tensor = "lm_head.weight",
+    doc = "the LM head is the embedding" },
   { "attention_bias", "bool", default = false, config = "attention_bias", config_default = false,
     doc = "q, k and v have biases" },
   { "sliding_window", "int", min = 64, max = 1048576, config = "sliding_window", doc = "keys a sliding layer sees" },
@@ -81,15 +82,15 @@ decoder.HEAD_DIM = { "head_dim", config_default = function(s) return s.hidden //
 
 -- What a row may hold (gen/family.lua).
 local ROW_KEYS = {
-  "min", "max", "default", "doc", "choices", "config", "or_config", "config_default", "config_note", "config_check",
-  "from_config",
+  "min", "max", "default", "doc", "choices", "config", "or_config", "config_default", "config_note", "config_tensor",
+  "config_check", "from_config",
 }
 
 local function shared_row(name)
   for _, row in ipairs(ROWS) do
     if row[1] == name then return row end
   end
-  error(("rows: there is no shared key '%s'"):format(name), 0)
+  error(("rows: there is no shared key '%s'"):format(name), 3)
 end
 
 --- The rows of a shape.  In the list: the name of a shared key; such a name with what is different; a row of its own; or
