@@ -10,7 +10,7 @@
 --   layer_norm     true: LayerNorm without bias; false: RMSNorm
 --   rope_halves    true: RoPE turns dimensions (i, i + head_dim/2) of a head ("rotate_half"); false: (2i, 2i+1)
 --   qk_norm        true: every query and key head has an RMSNorm before RoPE
---   qkv_bias       true: q, k and v have biases
+--   qkv_bias, o_bias  true: q, k and v have biases, the attention's output has one (sequential only)
 --   tied           true: the LM head is the embedding
 --   dense_layers   how many leading layers have a dense MLP; the others have experts
 --   route          "sigmoid": of each chosen expert; "chosen": softmax over those; "all": softmax over all experts
@@ -201,7 +201,7 @@ local NAMES = {
   q = LAYER .. "self_attn.q_proj.weight", k = LAYER .. "self_attn.k_proj.weight",
   v = LAYER .. "self_attn.v_proj.weight", o = LAYER .. "self_attn.o_proj.weight",
   q_bias = LAYER .. "self_attn.q_proj.bias", k_bias = LAYER .. "self_attn.k_proj.bias",
-  v_bias = LAYER .. "self_attn.v_proj.bias",
+  v_bias = LAYER .. "self_attn.v_proj.bias", o_bias = LAYER .. "self_attn.o_proj.bias",
   q_norm = LAYER .. "self_attn.q_norm.weight", k_norm = LAYER .. "self_attn.k_norm.weight",
   gate = LAYER .. "mlp.gate_proj.weight", up = LAYER .. "mlp.up_proj.weight", down = LAYER .. "mlp.down_proj.weight",
   router = LAYER .. "mlp.gate.weight", expert_gate = LAYER .. "mlp.experts.%d.gate_proj.weight",
@@ -333,6 +333,10 @@ function decoder.complete(M, facts)
       o_proj = { op = "o_proj", tiles = s.hidden // 16, weights = from("o") },
       residual = { op = "residual", tiles = s.hidden // 16 },
     }
+    if fact("o_bias", s) then
+      block.residual.op = "residual_bias"
+      block.residual.weights = { bias_kib = { array = "o_bias", layer = i } }
+    end
     if facts.sequential then
       block.mlp_norm = norm("mlp_norm", 1)
       block.mlp_residual = { op = "residual", tiles = s.hidden // 16, residual = 1 }
@@ -368,6 +372,7 @@ function decoder.complete(M, facts)
     if fact("qkv_bias", s) then array("qkv_bias", 0, s.layers, 0, 1, qkv_rows(s), "vector") end
     if fact("qk_norm", s) then array("qk_norm", 0, s.layers, 0, 1, 2 * s.head_dim, "vector") end
     array("o", 0, s.layers, 0, s.hidden, s.heads * s.head_dim, "rows")
+    if fact("o_bias", s) then array("o_bias", 0, s.layers, 0, 1, s.hidden, "vector") end
     array("dense_up", 0, dense, 0, 2 * (s.dense_ff or 0), s.hidden, "gate_up")
     array("dense_down", 0, dense, 0, s.hidden, s.dense_ff, "rows")
     if moe then array("router", dense, s.layers - dense, 0, router_rows(s), s.hidden, "rows") end
@@ -413,6 +418,7 @@ function decoder.complete(M, facts)
       tensor("k_norm", 0, s.layers, 0, 1, s.head_dim, "qk_norm", s.head_dim)
     end
     tensor("o", 0, s.layers, 0, s.hidden, q, "o")
+    if fact("o_bias", s) then tensor("o_bias", 0, s.layers, 0, 1, s.hidden, "o_bias") end
     tensor("gate", 0, dense, 0, s.dense_ff, s.hidden, "dense_up")
     tensor("up", 0, dense, 0, s.dense_ff, s.hidden, "dense_up", s.dense_ff)
     tensor("down", 0, dense, 0, s.hidden, s.dense_ff, "dense_down")

@@ -1,0 +1,56 @@
+/*@op
+  name    = "residual_bias",
+  summary = "y = x + acc + bias for the SM's own 16 rows; acc starts again from zero",
+  params  = { {"hidden", "i32"} },
+  tile    = "owner",
+  task    = { {"tile", "i32"}, {"bias_kib", "i32"} },
+  reads   = { {"acc", role = "compute", scope = "sm"},
+              {"x", "f32", role = "store", lo = "tile*16", hi = "tile*16+16"} },
+  writes  = { {"acc", role = "compute", scope = "sm"},
+              {"y", "f32", role = "store", lo = "tile*16", hi = "tile*16+16"} },
+  cost    = "0",
+@*/
+//@device compute
+DEVICE void compute(Consumer &c, const Task &t)
+{
+    c.hand(c.acc);
+#pragma unroll
+    for (int k = 0; k < 4; k++) c.acc[k] = 0;
+}
+
+//@device store
+DEVICE void store(Storer &c, const Task &t)
+{
+    if (c.mine()) {
+        const int row = t.tile * 16 + c.g();
+        const float *x = c.buffer<float>(t.x) + row;
+        float *y = c.buffer<float>(t.y) + row;
+        const u16 *bias = (const u16 *)c.weights(t.bias_kib) + row;
+        const float add[2] = {bf16_low(__ldg(bias)), bf16_low(__ldg(bias + 8))};
+        float old[4] = {0, 0, 0, 0}, v[4];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int n = (2 * c.t() + j) * P::hidden;
+            if (c.live(2 * c.t() + j)) old[j] = __ldcg(x + n), old[2 + j] = __ldcg(x + n + 8);
+        }
+        c.wait_job();
+        c.take(v);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int n = (2 * c.t() + j) * P::hidden;
+            if (c.live(2 * c.t() + j)) y[n] = old[j] + v[j] + add[0], y[n + 8] = old[2 + j] + v[2 + j] + add[1];
+        }
+    }
+    c.job++;
+}
+
+//@reference
+const float *x = buffer(vm, t.x);
+float *y = buffer(vm, t.y);
+const uint16_t *bias = weight_row(vm, t.bias_kib, 0, 0, P.hidden, 0);
+for (int n = 0; n < NMK_COLUMNS; n++)
+    for (int i = 0; i < 16; i++) {
+        const int row = t.tile * 16 + i, at = n * P.hidden + row;
+        y[at] = x[at] + sm->acc[i][n] + bf16_value(bias[row]);
+        sm->acc[i][n] = 0;
+    }
