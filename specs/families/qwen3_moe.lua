@@ -9,7 +9,8 @@ M.summary = "Qwen3 mixture of experts"
 M.model_types = { "qwen3_moe" }
 
 M.shape = decoder.rows({
-  "layers", "hidden", "heads", "kv_heads", decoder.HEAD_DIM, "experts", "experts_per_token", "expert_ff",
+  "layers", "hidden", "heads", "kv_heads", decoder.HEAD_DIM, { "experts", or_config = "num_local_experts" },
+  "experts_per_token", "expert_ff",
   { "norm_topk_prob", "bool", config = "norm_topk_prob", config_default = false,
     doc = "the weights of a token's experts add up to 1" },
   "vocab", { "tied", config_default = false },

@@ -1,0 +1,140 @@
+-- The shipped specs against facts about the published checkpoints: parameters, tensors, shapes of some, kinds of layers.
+if not package.preload.yaml then
+  local ok = os.execute("build/nmkgen --lua tests/gen/spec_models.lua")
+  os.exit(ok and 0 or 1)
+end
+local t = dofile("tests/gen/helper_spec.lua")
+local diags, families, rows, yaml = require("diag"), require("family"), require("rows"), require("yaml")
+
+-- Without the limits of the kernel: only what the spec and its family say.
+local function load(name)
+  local diag = diags.new()
+  local path = ("specs/%s.yaml"):format(name)
+  local tree = rows.load(path, path, diag)
+  local function get(key)
+    for _, item in ipairs(tree.items) do
+      if item.key.value == key then return item.value end
+    end
+  end
+  local called = ("specs/families/%s.lua"):format(get("family").value)
+  local family = families.load(called, called, diag)
+  local shape = rows.reader(diag):map(get("shape"), "shape", family.shape)
+  t.same(name .. ": no mistakes", table.concat(diag:lines(), "\n"), "")
+  return family, { shape = shape, family_module = family }
+end
+
+-- Names of the tensors that a checkpoint must have, with their shapes; how many, and their elements.
+local function expand(family, m)
+  local shapes, count, parameters = {}, 0, 0
+  for _, tensor in ipairs(family.tensors(m)) do
+    local shape = tensor.dims == 1 and ("[%d]"):format(tensor.cols) or ("[%d, %d]"):format(tensor.rows, tensor.cols)
+    for layer = tensor.layer0, tensor.layer0 + tensor.layers - 1 do
+      for expert = 0, math.max(tensor.experts, 1) - 1 do
+        local name = tensor.name
+        if name:find("%%d") then name = name:format(layer, expert) end
+        assert(not shapes[name], name)
+        if not tensor.twin then
+          shapes[name], count, parameters = shape, count + 1, parameters + tensor.rows * tensor.cols
+        end
+      end
+    end
+  end
+  return shapes, count, parameters
+end
+
+local L = "model.layers."
+local MODELS = {
+  { "llama-3.2-1b", 1235814400, 146, { [L .. "15.self_attn.k_proj.weight"] = "[512, 2048]",
+      [L .. "0.post_attention_layernorm.weight"] = "[2048]", ["lm_head.weight"] = "nil" } },
+  { "llama-3.1-8b", 8030261248, 291, { [L .. "31.mlp.down_proj.weight"] = "[4096, 14336]",
+      ["lm_head.weight"] = "[128256, 4096]" } },
+  { "smollm2-135m", 134515008, 272, { [L .. "29.self_attn.v_proj.weight"] = "[192, 576]" } },
+  { "qwen3-0.6b", 596049920, 310, { [L .. "27.self_attn.q_proj.weight"] = "[2048, 1024]",
+      [L .. "27.self_attn.q_norm.weight"] = "[128]" } },
+  { "qwen3-8b", 8190735360, 399, { [L .. "35.self_attn.k_norm.weight"] = "[128]" } },
+  { "qwen3-30b-a3b", 30532122624, 18867, { [L .. "47.mlp.experts.127.down_proj.weight"] = "[2048, 768]",
+      [L .. "0.mlp.gate.weight"] = "[128, 2048]" } },
+  { "command-r7b", 8028033024, 258, { [L .. "31.mlp.up_proj.weight"] = "[14336, 4096]",
+      [L .. "0.post_attention_layernorm.weight"] = "nil" } },
+}
+
+for _, row in ipairs(MODELS) do
+  local name, parameters, count, some = table.unpack(row)
+  local shapes, got_count, got_parameters = expand(load(name))
+  t.same(name .. ": parameters", got_parameters, parameters)
+  t.same(name .. ": tensors", got_count, count)
+  for _, tensor in ipairs(require("emit.writer").sorted(some)) do
+    t.same(name .. ": " .. tensor, tostring(shapes[tensor]), some[tensor])
+  end
+end
+
+-- Command R7B: three layers with a window and RoPE, then one that sees everything and knows no positions.
+local family, m = load("command-r7b")
+local kinds = {}
+for i = 0, 7 do
+  local kind = family.layer(i, m.shape)
+  kinds[#kinds + 1] = kind.attention:sub(1, 1) .. (kind.rope and "r" or "n") .. kind.kv_layer
+end
+t.same("command-r7b: layers", table.concat(kinds, " "), "sr0 sr1 sr2 fn0 sr3 sr4 sr5 fn1")
+
+-- The tiny models: the files' own tensors, and what config.json says.
+local function header(path)
+  local file = assert(io.open(path, "rb"))
+  local text = file:read(string.unpack("<I8", file:read(8)))
+  file:close()
+  local shapes = {}
+  for name, shape in text:gmatch('"([^"]+)":{"dtype":"BF16","shape":(%[[%d,]*%])') do
+    shapes[name] = shape:gsub(",", ", ")
+  end
+  return shapes
+end
+
+local function find(node, path)
+  for key in path:gmatch("[^.]+") do
+    local found
+    for _, item in ipairs(node and node.kind == "map" and node.items or {}) do
+      if item.key.value == key then found = item.value end
+    end
+    node = found
+  end
+  return node and node.value ~= "null" and node or nil
+end
+
+local function agrees(node, want)
+  if type(want) == "table" then
+    for i, value in ipairs(want) do
+      if not node.items[i] or node.items[i].value ~= value then return false end
+    end
+    return #node.items == #want
+  end
+  if type(want) == "number" then return tonumber(node.value) == want end
+  return node.value == tostring(want)
+end
+
+for _, name in ipairs({ "llama", "llama-bias", "llama-wide", "qwen2", "qwen3", "qwen3-yarn", "qwen3-moe", "cohere2",
+                        "mixtral" }) do
+  local path = "../tests/models/tiny-" .. name
+  local tiny_family, tiny = load(path)
+  local folder = path:sub(4)
+  local there, wanted = header(folder .. "/model.safetensors"), expand(tiny_family, tiny)
+  local wrong = {}
+  for tensor, shape in pairs(wanted) do
+    if there[tensor] ~= shape then wrong[#wrong + 1] = ("%s %s, %s"):format(tensor, shape, tostring(there[tensor])) end
+  end
+  for tensor in pairs(there) do
+    if not wanted[tensor] then wrong[#wrong + 1] = tensor .. " is not wanted" end
+  end
+  table.sort(wrong)
+  t.same(name .. ": its tensors", table.concat(wrong, "; "), "")
+  local config, contradictions = yaml.load(folder .. "/config.json"), {}
+  for _, fact in ipairs(families.config(tiny)) do
+    local node = find(config, fact.path)
+    for other in (fact.or_path or ""):gmatch("[^|]+") do node = node or find(config, other) end
+    if not node and fact.required or node and not agrees(node, fact.value) then
+      contradictions[#contradictions + 1] = fact.path
+    end
+  end
+  t.same(name .. ": config.json", table.concat(contradictions, " "), "")
+end
+
+t.done()
