@@ -84,7 +84,7 @@ load: deps-build
 	@build/tests/$(TOY)/server/load --clients $(CLIENTS) --seconds $(SECONDS)
 
 golden: deps
-	@$(SUBMAKE) build/nmkgen
+	@$(SUBMAKE) build/nmkgen $(MODELS:%=build/%/.generated)
 	@for t in $(sort $(wildcard tests/golden/*.lua)); do NMK_GOLDEN=write lua5.4 $$t || exit 1; done
 
 lint: deps

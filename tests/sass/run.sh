@@ -1,6 +1,6 @@
 #!/bin/bash
-# The machine code of every model's kernel: no buffer released under a load, no spills.  First the check itself, on small
-# kernels that it must refuse or accept.  Needs NVRTC, no GPU.
+# The machine code of the kernel of every model in build/: no buffer released under a load, no spills.  First the check
+# itself, on small kernels that it must refuse or accept.  Needs NVRTC, no GPU.
 
 cd "$(dirname "$0")/../.." || exit 2
 check=tests/sass/early_release.lua
@@ -54,7 +54,7 @@ else
   verdict "refuses the toy's kernel with loose releases" $? "was accepted or did not compile"
 fi
 
-judge() { # MODEL COMPILER [FILE.cu]
+judge() { # MODEL COMPILER FILE.cu
   local model=$1
   "${@:2:1}" --allow-spills -o $work/$model.cubin "${@:3}" || { verdict "$model compiles" 1 "see above"; return; }
   lua5.4 $check $work/$model.cubin nmk_step >$work/$model.log 2>&1
@@ -66,16 +66,17 @@ judge() { # MODEL COMPILER [FILE.cu]
   verdict "$model uses no local memory" $? "$(grep -o '[0-9]* spill' $work/$model.log)s or arrays with computed index"
 }
 
-for compile in build/*/nmk-compile; do
-  model=${compile#build/}
-  judge "${model%/*}" $compile
+# Of every model of which something was emitted.
+for kernel in build/*/megakernel.cu; do
+  model=${kernel#build/}
+  judge "${model%/*}" $compile $kernel
 done
 
 # Shapes that take other paths through the templates than the models do.
 for model in narrow-layers wide-layers; do
-  [ -x build/$model/nmk-compile ] && continue
+  [ -e build/$model/megakernel.cu ] && continue
   if build/nmkgen tests/gpu/specs/$model.yaml -o $work/$model >$work/$model.log 2>&1; then
-    judge $model build/nmc-toy/nmk-compile $work/$model/megakernel.cu
+    judge $model $compile $work/$model/megakernel.cu
   else
     cat $work/$model.log
     verdict "$model is generated" 1 "see above"
