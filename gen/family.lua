@@ -335,8 +335,9 @@ local function check_tensors(arrays, tensors, pos, diag)
         end
       end
       if not once or row < all - padding then
-        diag:error(pos, "array '%s': layer %d has %d %s, and tensors do not fill %s %d just once", array.name, layer, all,
-          vector and "elements" or "rows", vector and "element" or "row", row)
+        local unit = vector and "element" or "row"
+        diag:error(pos, "array '%s': layer %d has %d %ss, and tensors do not fill %s %d just once", array.name, layer,
+          all, unit, unit, row)
         break
       end
     end

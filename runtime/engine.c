@@ -78,7 +78,8 @@ static float *rope_table(int max_len) {
     pthread_t thread[THREADS];
     bool started[THREADS];
     for (int i = 0; i < THREADS; i++) {
-        part[i] = (rope_part){table, (int)((int64_t)max_len * i / THREADS), (int)((int64_t)max_len * (i + 1) / THREADS)};
+        part[i] =
+            (rope_part){table, (int)((int64_t)max_len * i / THREADS), (int)((int64_t)max_len * (i + 1) / THREADS)};
         started[i] = pthread_create(&thread[i], NULL, fill_rope, &part[i]) == 0;
         if (!started[i]) fill_rope(&part[i]);
     }

@@ -58,8 +58,8 @@ typedef struct {
     int shard;
 } listed;
 
-/* A tensor and its place: rows first..first+rows-1 of a matrix of `array`, each of `cols` elements, or the elements from
- * `first` on of a vector, which is one row.  arena_at is that of the matrix or the whole vector. */
+/* A tensor and its place: rows first..first+rows-1 of a matrix of `array`, each of `cols` elements, or the elements
+ * from `first` on of a vector, which is one row.  arena_at is that of the matrix or the whole vector. */
 typedef struct {
     const nmk_array *array;
     uint64_t file_at, arena_at;

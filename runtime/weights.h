@@ -39,7 +39,8 @@ static inline uint64_t nmk_array_at(const nmk_array *a, int layer, int expert) {
 typedef struct nmk_checkpoint nmk_checkpoint;
 
 /* Opens `dir`: model.safetensors, else the shards that model.safetensors.index.json lists.  Reads headers only, and
- * twins: tensors that repeat another one, as some exporters write a tied head.  The tables must outlive the checkpoint.  0, or -1 with up to ten mistakes, a line each. */
+ * twins: tensors that repeat another one, as some exporters write a tied head.  The tables must outlive the
+ * checkpoint.  0, or -1 with up to ten mistakes, a line each. */
 int nmk_checkpoint_open(nmk_checkpoint **checkpoint, const char *dir, const nmk_weight_tables *tables, nmk_err *e);
 void nmk_checkpoint_close(nmk_checkpoint *c);
 

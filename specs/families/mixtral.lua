@@ -1,4 +1,4 @@
--- The Mixtral family: Llama's attention; in every layer a few experts, of whose scores the chosen ones' softmax is taken.
+-- The Mixtral family: Llama's attention; a few experts in every layer, weighted by a softmax of the chosen ones' scores.
 local decoder = library("decoder")
 
 local M = {}

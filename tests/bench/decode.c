@@ -96,11 +96,15 @@ out:
 /* Bytes of one matrix of an array, without padding. */
 static double matrix_bytes(const nmk_array *a) { return 2.0 * a->rows * a->cols; }
 
-/* Weights that every step reads, and one expert's over all its arrays. */
+/* Weights that every step reads, and one expert's over all its arrays.  Of an embedding that is not the head too, a step
+ * reads a few rows. */
 static void weight_bytes(double *always, double *expert) {
+    bool untied = false;
     *always = *expert = 0;
+    for (int i = 0; i < nmk_array_count; i++) untied |= !strcmp(nmk_arrays[i].name, "head");
     for (int i = 0; i < nmk_array_count; i++) {
         const nmk_array *a = &nmk_arrays[i];
+        if (untied && !strcmp(a->name, "embed")) continue;
         if (a->experts)
             *expert += matrix_bytes(a);
         else
@@ -143,14 +147,13 @@ static int run_case(nmk_engine *g, int batch, int context, int steps, int sampli
     weight_bytes(&always, &expert);
     const double token = 2.0 * NMK_KV_HEADS * NMK_HEAD_DIM * 2;
     const double middle = context + WARM_UP + steps / 2;
-    const double seen =
-        NMK_FULL_LAYERS * middle + NMK_SLIDING_LAYERS * (middle < NMK_WINDOW ? middle : NMK_WINDOW);
+    const double seen = NMK_FULL_LAYERS * middle + NMK_SLIDING_LAYERS * (middle < NMK_WINDOW ? middle : NMK_WINDOW);
     const int moe_layers = NMK_LAYERS - NMK_DENSE_LAYERS;
     const double active = (after - before) / steps;
     const double bytes = always + expert * active + batch * seen * token;
     const double t = median(ms, steps, &low, &high);
     printf("| %d | %d | %s | %.3f (%.3f-%.3f) | %.1f | %.1f | %.2f | %.0f | %.3f | %.1f %% |\n", batch, context,
-           samplings[sampling].name, t, low, high, batch * 1e3 / t, active / moe_layers, bytes * 1e-9,
+           samplings[sampling].name, t, low, high, batch * 1e3 / t, moe_layers ? active / moe_layers : 0, bytes * 1e-9,
            bytes / (t * 1e-3) * 1e-9, bytes / bandwidth * 1e3, 100 * bytes / bandwidth * 1e3 / t);
     fflush(stdout);
     rc = 0;

@@ -83,11 +83,13 @@ mistake("weights", LIBRARY, 'weights = from("o")', 'weights = from("oh")',
   { "<function parts.block>:1: block(0).o_proj: weights: weight_kib: unknown array 'oh', did you mean 'o'?" })
 mistake("weights of another form", LIBRARY, 'weights = from("o")', 'weights = { weight_kib = 7 }',
   { "<function parts.block>:1: block(0).o_proj: weights: weight_kib: expected { array = name, layer = }" })
-mistake("node key", LIBRARY, 'residual = { op = "residual", tiles = s.hidden // 16 },', 'residual = { op = "residual", tile = 1 },',
+mistake("node key", LIBRARY, 'residual = { op = "residual", tiles = s.hidden // 16 },',
+  'residual = { op = "residual", tile = 1 },',
   { "<function parts.block>:1: block(0).residual: unknown key 'tile', did you mean 'tiles'?" })
 mistake("function fails", FAMILY, '"norm_topk_prob", false', 's.x.y, false',
   { "LINE:1: config: attempt to index a nil value (field 'x')" })
-mistake("a library's function fails", LIBRARY, 'function parts.rope(m) return', 'function parts.rope(m) m.x.y = 1 return',
+mistake("a library's function fails", LIBRARY, 'function parts.rope(m) return',
+  'function parts.rope(m) m.x.y = 1 return',
   { "LINE:1: rope: attempt to index a nil value (field 'x')" })
 mistake("a library's syntax", LIBRARY, 'local decoder = {}', 'local decoder == {}',
   { "LINE:1: unexpected symbol near '=='" })

@@ -1,4 +1,4 @@
--- The shipped specs against facts about the published checkpoints: parameters, tensors, shapes of some, kinds of layers.
+-- The shipped specs against facts about the published checkpoints: parameters, tensors, some shapes, kinds of layers.
 if not package.preload.yaml then
   local ok = os.execute("build/nmkgen --lua tests/gen/spec_models.lua")
   os.exit(ok and 0 or 1)

@@ -1,5 +1,5 @@
--- Rotary frequencies of the families, plain and scaled, against values computed by transformers' formulas elsewhere; and
--- what config.json must then say.
+-- Rotary frequencies of the families, plain and scaled, against values computed elsewhere by transformers' formulas;
+-- and what config.json must then say.
 if not package.preload.yaml then
   local ok = os.execute("build/nmkgen --lua tests/gen/spec_rope.lua")
   os.exit(ok and 0 or 1)

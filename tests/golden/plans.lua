@@ -1,4 +1,4 @@
--- What plan.txt says in short of every model in specs/ but the toy, whose golden is whole: against tests/golden/plans.txt.
+-- What plan.txt says, in short, of every model in specs/ but the toy, whose golden is whole: tests/golden/plans.txt.
 -- Reads what `make` emitted.  `make golden` (NMK_GOLDEN=write) rewrites the file; read the diff.
 local GOLDEN = "tests/golden/plans.txt"
 

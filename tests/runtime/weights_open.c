@@ -106,7 +106,8 @@ static void write_shard(const spec *s, int file) {
         long long begin = (long long)body.length + e->shift, end = begin + e->bytes;
         nmk_buf_printf(&head, ",\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%lld,%lld]}", e->name, e->dtype,
                        e->shape, begin, end);
-        for (int b = 0; b < e->bytes; b++) nmk_buf_add(&body, &(unsigned char){data_byte(e->like ? e->like - 1 : i, b)}, 1);
+        for (int b = 0; b < e->bytes; b++)
+            nmk_buf_add(&body, &(unsigned char){data_byte(e->like ? e->like - 1 : i, b)}, 1);
     }
     nmk_buf_puts(&head, "}");
     if (s->header[file]) head.length = 0, nmk_buf_puts(&head, s->header[file]);

@@ -1,4 +1,4 @@
--- What decoder-only transformers have in common: all parts of a family but its name and its keys, made from a few facts.
+-- What decoder-only transformers have in common: all parts of a family but its name and keys, made from a few facts.
 --
 --   local decoder = library("decoder")
 --   local M = { name =, summary =, model_types =, shape = decoder.rows({ ... }), rules = ... }
@@ -93,8 +93,8 @@ local function shared_row(name)
   error(("rows: there is no shared key '%s'"):format(name), 3)
 end
 
---- The rows of a shape.  In the list: the name of a shared key; such a name with what is different; a row of its own; or
---- "rope_scaling" for the keys of scaled RoPE.
+--- The rows of a shape.  In the list: the name of a shared key; such a name with what is different; a row of its own;
+--- or "rope_scaling" for the keys of scaled RoPE.
 function decoder.rows(list)
   local rows = {}
   for _, given in ipairs(list) do
@@ -254,9 +254,9 @@ function decoder.complete(M, facts)
       q_width = s.heads * s.head_dim, dense_ff = s.dense_ff or 0, experts = s.experts or 0,
       experts_per_token = s.experts_per_token or 0, expert_ff = s.expert_ff or 0, expert_slots = expert_slots(m),
       vocab = s.vocab, vocab_rows = vocab_rows(s), window = s.sliding_window or s.max_context, eps = s.norm_eps,
-      logit_scale = s.logit_scale or 1.0, max_context = s.max_context, full_layers = full,
-      sliding_layers = s.layers - full, rope_halves = number(facts.rope_halves), qk_norm = number(fact("qk_norm", s)),
-      qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
+      logit_scale = s.logit_scale or 1.0, max_context = s.max_context, dense_layers = dense_layers(s),
+      full_layers = full, sliding_layers = s.layers - full,
+      rope_halves = number(facts.rope_halves), qk_norm = number(fact("qk_norm", s)), qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
       route_score = ROUTES[fact("route", s) or "sigmoid"],
       part_slots = part_slots,
       attn_units = m.schedule.columns * s.kv_heads * group_pairs(s) * (s.head_dim // 16),  -- as ops/combine.cu counts
@@ -283,7 +283,7 @@ function decoder.complete(M, facts)
     buffer("drawn", m.target.sms * 8, m.target.sms)
     buffer("tops", m.target.sms * cols * 41 * 4, m.target.sms)          -- as ops/draw.cu lays them out
     local row_tiles = v.qk_norm == 1 and qkv_rows(s) // 16 or 1
-    buffer("squares", cols * row_tiles * 4, row_tiles)                  -- of qkv, which has no use for it without qk_norm
+    buffer("squares", cols * row_tiles * 4, row_tiles)                  -- of qkv, unused without qk_norm
     return list
   end
 
@@ -446,8 +446,8 @@ function decoder.complete(M, facts)
     return list
   end
 
-  for _, part in ipairs({ "rules", "residuals", "waves", "layer", "values", "buffers", "front", "back", "block", "arrays",
-                          "tensors", "rope", "config" }) do
+  for _, part in ipairs({ "rules", "residuals", "waves", "layer", "values", "buffers", "front", "back", "block",
+                          "arrays", "tensors", "rope", "config" }) do
     if M[part] == nil then M[part] = parts[part] end
   end
   return M
