@@ -1,4 +1,4 @@
--- The Mixtral family: Llama's attention; a few experts in every layer, weighted by a softmax of the chosen ones' scores.
+-- The Mixtral family: Llama's attention; a few experts in every layer, weighted by a softmax of the chosen scores.
 local decoder = library("decoder")
 
 local M = {}

@@ -256,7 +256,8 @@ function decoder.complete(M, facts)
       vocab = s.vocab, vocab_rows = vocab_rows(s), window = s.sliding_window or s.max_context, eps = s.norm_eps,
       logit_scale = s.logit_scale or 1.0, max_context = s.max_context, dense_layers = dense_layers(s),
       full_layers = full, sliding_layers = s.layers - full,
-      rope_halves = number(facts.rope_halves), qk_norm = number(fact("qk_norm", s)), qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
+      rope_halves = number(facts.rope_halves), qk_norm = number(fact("qk_norm", s)),
+      qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
       route_score = ROUTES[fact("route", s) or "sigmoid"],
       part_slots = part_slots,
       attn_units = m.schedule.columns * s.kv_heads * group_pairs(s) * (s.head_dim // 16),  -- as ops/combine.cu counts
