@@ -62,6 +62,12 @@ mistake("weights of another form", FAMILY, 'weights = from("o")', 'weights = { w
   { "<function M.block>:1: block(0).o_proj: weights: weight_kib: expected { array = name, layer = }" })
 mistake("node key", FAMILY, '{ op = "residual", tiles', '{ op = "residual", tile',
   { "<function M.block>:1: block(0).residual: unknown key 'tile', did you mean 'tiles'?" })
+mistake("addition that the layer lacks", FAMILY, '{ op = "residual", tiles', '{ op = "residual", residual = 1, tiles',
+  { "<function M.block>:1: block(0).residual: residual must be 0 to 0, less than the family's residuals; it is 1" })
+mistake("additions of no number", FAMILY, 'M.name = "cohere2_moe"', 'M.residuals = "2"\nM.name = "cohere2_moe"',
+  { "LINE:3: part 'residuals' must be an integer, not a string" })
+mistake("more padding than a tile", FAMILY, 'return (s.vocab + 15) // 16 * 16', 'return (s.vocab + 31) // 16 * 16',
+  { "<function M.tensors>:1: array 'embed': layer 0 has 4112 rows, and tensors do not fill row 4096 just once" })
 mistake("function fails", FAMILY, 'list[#list + 1] = { path = path, value', 'list.x.y = { path = path, value',
   { "LINE:1: config: attempt to index a nil value (field 'x')" })
 
