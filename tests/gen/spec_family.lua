@@ -86,6 +86,13 @@ mistake("weights of another form", LIBRARY, 'weights = from("o")', 'weights = { 
 mistake("node key", LIBRARY, 'residual = { op = "residual", tiles = s.hidden // 16 },',
   'residual = { op = "residual", tile = 1 },',
   { "<function parts.block>:1: block(0).residual: unknown key 'tile', did you mean 'tiles'?" })
+mistake("addition that the layer lacks", LIBRARY, 'residual = { op = "residual", tiles = s.hidden // 16 },',
+  'residual = { op = "residual", residual = 1, tiles = s.hidden // 16 },',
+  { "<function parts.block>:1: block(0).residual: residual must be 0 to 0, less than the family's residuals; it is 1" })
+mistake("additions of no number", FAMILY, 'M.name = "cohere2_moe"', 'M.residuals = "2"\nM.name = "cohere2_moe"',
+  { "LINE:3: part 'residuals' must be an integer, not a string" })
+mistake("more padding than a tile", LIBRARY, 'return round_up(s.vocab, 16)', 'return round_up(s.vocab, 16) + 16',
+  { "<function parts.tensors>:1: array 'embed': layer 0 has 4112 rows, and tensors do not fill row 4096 just once" })
 mistake("function fails", FAMILY, '"norm_topk_prob", false', 's.x.y, false',
   { "LINE:1: config: attempt to index a nil value (field 'x')" })
 mistake("a library's function fails", LIBRARY, 'function parts.rope(m) return',

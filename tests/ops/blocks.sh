@@ -1,0 +1,28 @@
+#!/bin/bash
+# The references of norm, row tiles and route in models that none of ours is: LayerNorm, softmax routers, odd widths.
+# The family's values are changed in a copy of specs/.
+
+cd "$(dirname "$0")/../.." || exit 2
+work=build/tests/blocks
+rm -rf $work && mkdir -p $work/root
+cp -r specs $work/root && ln -s "$PWD/gen" "$PWD/templates" $work/root || exit 2
+family=$work/root/specs/families/cohere2_moe.lua
+
+for variant in "0 0 256 512" "1 1 576 1520" "1 2 272 560"; do
+  read -r mean score hidden ff <<<"$variant"
+  sed "s/norm_mean = 0/norm_mean = $mean/; s/route_score = 0/route_score = $score/" specs/families/cohere2_moe.lua >$family
+  if [ "$mean" != 0 ] && cmp -s $family specs/families/cohere2_moe.lua; then
+    echo "not ok - blocks $variant: the family has no norm_mean = 0 to change"
+    continue
+  fi
+  sed "s/^model: .*/model: blocks/; s/hidden: 256/hidden: $hidden/; s/dense_ff: 512/dense_ff: $ff/
+       s/experts: 16/experts: 10/" specs/nmc-toy.yaml >$work/blocks.yaml
+  if ! NMK_ROOT=$work/root build/nmkgen $work/blocks.yaml -o $work/model >$work/log 2>&1 ||
+    ! cc -std=gnu11 -O2 -Wall -Wextra -Werror -I$work/model -Iruntime -o $work/run -x c tests/ops/blocks.h \
+      $work/model/encoder.c -lm -lpthread >$work/log 2>&1; then
+    echo "not ok - blocks $variant: $(head -n 3 $work/log | tr '\n' ' ')"
+    continue
+  fi
+  $work/run || failed=1
+done
+exit ${failed:-0}
