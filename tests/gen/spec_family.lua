@@ -50,7 +50,7 @@ mistake("key of config.json", FAMILY, 'config = "first_k_dense_replace"', "confi
   { "<M.shape =>:3: shape: dense_layers: config must be a string, not an integer" })
 mistake("place without a key", FAMILY, 'config = "first_k_dense_replace"', 'or_config = "first_k_dense_replace"',
   { "<M.shape =>:3: shape: dense_layers: or_config without config" })
-mistake("default of config.json", FAMILY, 'config = "first_k_dense_replace"', 
+mistake("default of config.json", FAMILY, 'config = "first_k_dense_replace"',
   'config = "first_k_dense_replace", config_default = "8"',
   { "<M.shape =>:3: shape: dense_layers: config_default must be a number or a function, not a string" })
 mistake("key of config.json twice", FAMILY, 'config = "first_k_dense_replace"', 'config = "num_hidden_layers"',

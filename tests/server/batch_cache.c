@@ -44,8 +44,7 @@ static uint64_t *mark_at(const nmk_params *p, int slot, int pos, int sliding) {
 
 static int32_t model(const nmk_params *p, const nmk_column *c) {
     uint64_t sum = 0, before = c->pos ? *mark_at(p, c->slot, c->pos - 1, 0) : 0;
-    for (int pos = c->pos - 1; pos >= 0 && pos > c->pos - NMK_WINDOW; pos--)
-        sum += *mark_at(p, c->slot, pos, 1);
+    for (int pos = c->pos - 1; pos >= 0 && pos > c->pos - NMK_WINDOW; pos--) sum += *mark_at(p, c->slot, pos, 1);
     uint64_t mark = next_mark(before, sum, c->token, c->pos - c->base);
     *mark_at(p, c->slot, c->pos, 0) = *mark_at(p, c->slot, c->pos, 1) = mark;
     return spoiled && c->token == NO_TOKEN ? -1 : token_of(mark);
