@@ -135,8 +135,8 @@ local STRUCTS = {
   },
   {
     name = "nmk_tensor",
-    comment = "A checkpoint tensor; one per layer (and expert) where the name has %d. Rows go to row0 of its array, a "
-      .. "vector's elements to row0 of the array's.",
+    comment = "A checkpoint tensor; one per layer (and expert) where the name has %d. Rows (of a vector: elements) go "
+      .. "to row0 of its array.",
     { "str", "name", "" },
     { "i32", "dims", "1: a vector" },
     { "i32", "layer0", "" },

@@ -41,7 +41,7 @@ local function expand()
         local name = tensor.name
         if name:find("%%d") then name = name:format(layer, expert) end
         assert(not shapes[name], name)
-        shapes[name], count = shape, count + 1
+        if not tensor.twin then shapes[name], count = shape, count + 1 end
       end
     end
   end

@@ -48,6 +48,7 @@
 #define NMK_HANG_ROLE_MASK 3
 #define NMK_ATTN_UNITS 256
 #define NMK_DENSE_FF 512
+#define NMK_DENSE_LAYERS 1
 #define NMK_EPS 1e-06f
 #define NMK_EXPERT_FF 96
 #define NMK_EXPERT_SLOTS 16
@@ -65,17 +66,19 @@
 #define NMK_NORM_MEAN 0
 #define NMK_PART_SLOTS 256
 #define NMK_Q_WIDTH 1024
+#define NMK_QK_NORM 0
+#define NMK_QKV_BIAS 0
+#define NMK_ROPE_HALVES 0
 #define NMK_ROUTE_SCORE 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
 #define NMK_WINDOW 128
-#define NMK_DENSE_LAYERS 1
 #define NMK_FULL_ATTENTION_EVERY 4
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 19
+#define NMK_OPCODES 20
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -94,9 +97,9 @@ enum nmk_opcode {
     NMK_OP_O_PROJ = 13,
     NMK_OP_QKV = 14,
     NMK_OP_RESIDUAL = 15,
-    NMK_OP_ROUTE = 16,
-    NMK_OP_ROUTER = 17,
-    NMK_OP_SAMPLE = 18,
+    NMK_OP_ROUTE = 17,
+    NMK_OP_ROUTER = 18,
+    NMK_OP_SAMPLE = 19,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -374,7 +377,7 @@ typedef struct nmk_array {
     int32_t layer_kib;
     int32_t expert_kib;
 } nmk_array;
-/* A checkpoint tensor; one per layer (and expert) where the name has %d. Rows go to row0 of its array. */
+/* A checkpoint tensor; one per layer (and expert) where the name has %d. Rows (of a vector: elements) go to row0 of its array. */
 typedef struct nmk_tensor {
     const char *name;
     int32_t dims; /* 1: a vector */
@@ -385,6 +388,7 @@ typedef struct nmk_tensor {
     int32_t cols;
     int32_t array; /* index in nmk_arrays */
     int32_t row0;
+    int32_t twin; /* 1: another tensor fills these rows; this one may be there too, and is then the same */
 } nmk_tensor;
 /* An activation buffer in the arena. */
 typedef struct nmk_buffer {
@@ -396,7 +400,7 @@ typedef struct nmk_buffer {
 /* What a checkpoint's config.json must say. value is JSON text; null there counts as absent. */
 typedef struct nmk_config {
     const char *path;
-    const char *or_path; /* where the same fact may stand instead; NULL: nowhere */
+    const char *or_path; /* where the same fact may stand instead, | between places; NULL: nowhere */
     const char *value;
     int32_t required; /* absence is a mistake */
 } nmk_config;
@@ -423,6 +427,9 @@ extern const char *const nmk_target_arch;
 extern const int nmk_in_flight[NMK_COLUMNS]; /* stages in flight per SM, by live columns - 1 */
 /* Weights that a step streams, by live columns - 1, each byte once, if all experts are chosen alike. */
 extern const int64_t nmk_step_weight_bytes[NMK_COLUMNS];
+/* The angle by which a pair of dimensions turns from one position to the next; factor of cosine and sine. */
+extern const float nmk_rope_frequencies[NMK_HEAD_DIM / 2];
+extern const float nmk_rope_scale;
 extern const nmk_array nmk_arrays[];
 extern const int nmk_array_count;
 extern const nmk_tensor nmk_tensors[];

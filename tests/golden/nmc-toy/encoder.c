@@ -346,7 +346,7 @@ static const struct run runs[] = {
     {{NMK_OP_SAMPLE, 59, 37, 132, 30, 264, -1, 0}, 8, 16, 202, 5}, /* sample */
 };
 
-#define WORDS_HASH 0x0b7c6e5e72eb4d79u
+#define WORDS_HASH 0x31e3ea8d69fced79u
 ... templates/encoder.c
 
 const uint64_t nmk_hash = 0xHASH;
@@ -356,6 +356,19 @@ const int nmk_in_flight[NMK_COLUMNS] = {3, 3, 3, 3, 4, 4, 4, 4};
 const int64_t nmk_step_weight_bytes[NMK_COLUMNS] = {
     12484608, 15237120, 17301504, 18849792, 20011008, 20881920, 21535104, 22024992
 };
+const float nmk_rope_frequencies[NMK_HEAD_DIM / 2] = {
+    1.0f, 0.844459057f, 0.713111103f, 0.602193117f, 0.508527398f, 0.429430574f, 0.362636536f, 0.306231707f,
+    0.258600146f, 0.218377218f, 0.184410617f, 0.155727223f, 0.131505266f, 0.111050807f, 0.0937778577f,
+    0.0791915581f, 0.0668740273f, 0.0564723797f, 0.0476886109f, 0.040271081f, 0.0340072773f, 0.0287177544f,
+    0.0242509674f, 0.020478949f, 0.0172936339f, 0.0146037648f, 0.012332282f, 0.0104141068f, 0.00879428722f,
+    0.0074264151f, 0.00627130317f, 0.00529585872f, 0.00447213603f, 0.00377653562f, 0.00318912975f, 0.00269308942f,
+    0.00227420381f, 0.0019204719f, 0.00162175996f, 0.00136950985f, 0.00115649495f, 0.000976612675f, 0.000824709365f,
+    0.000696433301f, 0.000588109426f, 0.000496634282f, 0.000419387332f, 0.000354155432f, 0.000299069769f,
+    0.000252552156f, 0.000213269959f, 0.000180097748f, 0.000152085166f, 0.000128429703f, 0.00010845362f,
+    9.15846394e-05f, 7.73394786e-05f, 6.53100215e-05f, 5.51516387e-05f, 4.65733028e-05f, 3.93292466e-05f,
+    3.3211938e-05f, 2.80461209e-05f, 2.36838005e-05f
+};
+const float nmk_rope_scale = 1.0f;
 
 const nmk_array nmk_arrays[] = {
     {"embed", 0, 0, 1, 0, 4096, 256, 0, 2048, 2048},
@@ -371,22 +384,23 @@ const nmk_array nmk_arrays[] = {
 const int nmk_array_count = 9;
 
 const nmk_tensor nmk_tensors[] = {
-    {"model.embed_tokens.weight", 2, 0, 1, 0, 4096, 256, 0, 0},
-    {"model.norm.weight", 1, 5, 1, 0, 1, 256, 1, 0},
-    {"model.layers.%d.input_layernorm.weight", 1, 0, 5, 0, 1, 256, 1, 0},
-    {"model.layers.%d.self_attn.q_proj.weight", 2, 0, 5, 0, 1024, 256, 2, 0},
-    {"model.layers.%d.self_attn.k_proj.weight", 2, 0, 5, 0, 128, 256, 2, 1024},
-    {"model.layers.%d.self_attn.v_proj.weight", 2, 0, 5, 0, 128, 256, 2, 1152},
-    {"model.layers.%d.self_attn.o_proj.weight", 2, 0, 5, 0, 256, 1024, 3, 0},
-    {"model.layers.%d.mlp.gate_proj.weight", 2, 0, 1, 0, 512, 256, 4, 0},
-    {"model.layers.%d.mlp.up_proj.weight", 2, 0, 1, 0, 512, 256, 4, 512},
-    {"model.layers.%d.mlp.down_proj.weight", 2, 0, 1, 0, 256, 512, 5, 0},
-    {"model.layers.%d.mlp.gate.weight", 2, 1, 4, 0, 16, 256, 6, 0},
-    {"model.layers.%d.mlp.experts.%d.gate_proj.weight", 2, 1, 4, 16, 96, 256, 7, 0},
-    {"model.layers.%d.mlp.experts.%d.up_proj.weight", 2, 1, 4, 16, 96, 256, 7, 96},
-    {"model.layers.%d.mlp.experts.%d.down_proj.weight", 2, 1, 4, 16, 256, 96, 8, 0},
+    {"model.embed_tokens.weight", 2, 0, 1, 0, 4096, 256, 0, 0, 0},
+    {"lm_head.weight", 2, 0, 1, 0, 4096, 256, 0, 0, 1},
+    {"model.norm.weight", 1, 5, 1, 0, 1, 256, 1, 0, 0},
+    {"model.layers.%d.input_layernorm.weight", 1, 0, 5, 0, 1, 256, 1, 0, 0},
+    {"model.layers.%d.self_attn.q_proj.weight", 2, 0, 5, 0, 1024, 256, 2, 0, 0},
+    {"model.layers.%d.self_attn.k_proj.weight", 2, 0, 5, 0, 128, 256, 2, 1024, 0},
+    {"model.layers.%d.self_attn.v_proj.weight", 2, 0, 5, 0, 128, 256, 2, 1152, 0},
+    {"model.layers.%d.self_attn.o_proj.weight", 2, 0, 5, 0, 256, 1024, 3, 0, 0},
+    {"model.layers.%d.mlp.gate_proj.weight", 2, 0, 1, 0, 512, 256, 4, 0, 0},
+    {"model.layers.%d.mlp.up_proj.weight", 2, 0, 1, 0, 512, 256, 4, 512, 0},
+    {"model.layers.%d.mlp.down_proj.weight", 2, 0, 1, 0, 256, 512, 5, 0, 0},
+    {"model.layers.%d.mlp.gate.weight", 2, 1, 4, 0, 16, 256, 6, 0, 0},
+    {"model.layers.%d.mlp.experts.%d.gate_proj.weight", 2, 1, 4, 16, 96, 256, 7, 0, 0},
+    {"model.layers.%d.mlp.experts.%d.up_proj.weight", 2, 1, 4, 16, 96, 256, 7, 96, 0},
+    {"model.layers.%d.mlp.experts.%d.down_proj.weight", 2, 1, 4, 16, 256, 96, 8, 0, 0},
 };
-const int nmk_tensor_count = 14;
+const int nmk_tensor_count = 15;
 
 const nmk_buffer nmk_buffers[] = {
     {"x0", 0, 256, 8192},
@@ -431,10 +445,10 @@ const nmk_config nmk_configs[] = {
     {"use_parallel_block", NULL, "true", 0},
     {"tie_word_embeddings", NULL, "true", 0},
     {"hidden_act", NULL, "\"silu\"", 0},
-    {"rope_parameters.rope_type", NULL, "\"default\"", 0},
-    {"rope_scaling.rope_type", NULL, "\"default\"", 0},
-    {"layer_types", NULL, "[\"full_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"full_attention\"]", 0},
     {"mlp_layer_types", NULL, "[\"dense\",\"sparse\",\"sparse\",\"sparse\",\"sparse\"]", 0},
+    {"rope_parameters.rope_type", "rope_scaling.rope_type|rope_scaling.type", "\"default\"", 0},
+    {"partial_rotary_factor", "rope_parameters.partial_rotary_factor", "1", 0},
+    {"layer_types", NULL, "[\"full_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"full_attention\"]", 0},
 };
 const int nmk_config_count = 28;
 
@@ -581,7 +595,7 @@ const int nmk_field_count = 73;
 
 const char *const nmk_opcode_names[NMK_OPCODES] = {
     "end", "attention", "clear_cuts", "combine", "cut", "dense_down", "dense_up", "draw", "embed", "expert_down",
-    "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "route", "router", "sample"
+    "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "residual_bias", "route", "router", "sample"
 };
 
 const char *const nmk_role_names[4] = {

@@ -44,6 +44,7 @@
 #define NMK_HANG_ROLE_MASK 3
 #define NMK_ATTN_UNITS 256
 #define NMK_DENSE_FF 512
+#define NMK_DENSE_LAYERS 1
 #define NMK_EPS 1e-06f
 #define NMK_EXPERT_FF 96
 #define NMK_EXPERT_SLOTS 16
@@ -61,17 +62,19 @@
 #define NMK_NORM_MEAN 0
 #define NMK_PART_SLOTS 256
 #define NMK_Q_WIDTH 1024
+#define NMK_QK_NORM 0
+#define NMK_QKV_BIAS 0
+#define NMK_ROPE_HALVES 0
 #define NMK_ROUTE_SCORE 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
 #define NMK_WINDOW 128
-#define NMK_DENSE_LAYERS 1
 #define NMK_FULL_ATTENTION_EVERY 4
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 19
+#define NMK_OPCODES 20
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -90,9 +93,9 @@ enum nmk_opcode {
     NMK_OP_O_PROJ = 13,
     NMK_OP_QKV = 14,
     NMK_OP_RESIDUAL = 15,
-    NMK_OP_ROUTE = 16,
-    NMK_OP_ROUTER = 17,
-    NMK_OP_SAMPLE = 18,
+    NMK_OP_ROUTE = 17,
+    NMK_OP_ROUTER = 18,
+    NMK_OP_SAMPLE = 19,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {

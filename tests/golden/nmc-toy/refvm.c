@@ -18,6 +18,7 @@
     {0, 0, 0}, /* o_proj */
     {2, 0, 0}, /* qkv */
     {2, 0, 0}, /* residual */
+    {2, 0, 0}, /* residual_bias */
     {0, 0, 0}, /* route */
     {2, 0, 0}, /* router */
     {0, 1, 0}, /* sample */
