@@ -189,8 +189,8 @@ local function fit_ring(m, reader)
 end
 
 --- Reads the spec at `path`.  opts.root: where specs/ is (default: nmkgen's); opts.target: in place of the spec's.
---- Requires: nothing.  Leaves: the model { name, family, target, shape, schedule, family_module, source, sources };
---- mistakes in diag, and then the model is nil or has holes.
+--- Requires: nothing.  Leaves: the model { name, family, target, shape, schedule, family_module, source, sources,
+--- config = what a checkpoint's config.json must say }; mistakes in diag, and then the model is nil or has holes.
 function M.load(path, diag, opts)
   opts = opts or {}
   local root = opts.root or host.root
@@ -230,6 +230,7 @@ function M.load(path, diag, opts)
   check_rules(model, reader, family, complete, diag)
   if complete and diag:count() == 0 then fit_ring(model, reader) end
   if complete and diag:count() == 0 then families.check(model, family, diag) end
+  if complete and diag:count() == 0 then model.config = families.config(model) end
   return model
 end
 

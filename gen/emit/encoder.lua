@@ -4,7 +4,6 @@
 -- after run, gives every SM its list in order, whatever the order is. Columns (values that differ between the tasks of
 -- a run) are stored relative to their first entry, so all layers share them.
 local abi = require("emit.abi")
-local families = require("family")
 local ops = require("ops")
 local plan = require("plan")
 local writer = require("emit.writer")
@@ -220,7 +219,7 @@ end
 
 local function emit_config(w, ctx)
   local rows = {}
-  for i, c in ipairs(families.config(ctx.model)) do
+  for i, c in ipairs(ctx.model.config) do
     rows[i] = ("%s, %s, %s, %d"):format(writer.string(c.path), c.or_path and writer.string(c.or_path) or "NULL",
       writer.string(json(c.value)), c.required and 1 or 0)
   end

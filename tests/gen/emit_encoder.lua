@@ -54,6 +54,10 @@ const int nmk_in_flight[NMK_COLUMNS] = {1, 1, 1, 1, 2, 2, 2, 2};
 const int64_t nmk_step_weight_bytes[NMK_COLUMNS] = {
     0, 0, 0, 0, 0, 0, 0, 0
 };
+const float nmk_rope_frequencies[NMK_HEAD_DIM / 2] = {
+    1.0f, 0.100000001f, 0.00100000005f
+};
+const float nmk_rope_scale = 1.25f;
 
 const nmk_array nmk_arrays[] = {
     {"w", 2, 0, 2, 3, 16, 256, 8, 24, 8},
@@ -61,7 +65,7 @@ const nmk_array nmk_arrays[] = {
 const int nmk_array_count = 1;
 
 const nmk_tensor nmk_tensors[] = {
-    {"model.%d.%d", 2, 0, 2, 3, 8, 256, 0, 8},
+    {"model.%d.%d", 2, 0, 2, 3, 8, 256, 0, 8, 0},
 };
 const int nmk_tensor_count = 1;
 

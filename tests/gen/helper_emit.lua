@@ -96,18 +96,18 @@ local FAMILY = {
   values = function()
     return { layers = 1, head_dim = 128, kv_heads = 1, full_layers = 1, sliding_layers = 0, width = 64, scale = 0.5 }
   end,
-  config = function()
-    return {
-      { path = "model_type", value = "small", required = true },
-      { path = "theta", or_path = "rope.theta", value = 50000.0, required = true },
-      { path = "kinds", value = { "a", "b" }, required = false },
-    }
-  end,
+  rope = function() return { 1.0, 0.1, 1e-3, scale = 1.25 } end,
+}
+
+local CONFIG = {
+  { path = "model_type", value = "small", required = true },
+  { path = "theta", or_path = "rope.theta", value = 50000.0, required = true },
+  { path = "kinds", value = { "a", "b" }, required = false },
 }
 
 function M.model()
   return {
-    name = "small", family_module = FAMILY, sources = { "specs/small.yaml" }, shape = { width = 64 },
+    name = "small", family_module = FAMILY, config = CONFIG, sources = { "specs/small.yaml" }, shape = { width = 64 },
     target = { sms = 2, smem_bytes_per_block = 1024, arch = "sm_90a" },
     schedule = { columns = 8, ring_stages = 4, in_flight = { 1, 1, 1, 1, 2, 2, 2, 2 }, split = { chunks_max = 32 } },
   }
