@@ -29,7 +29,7 @@ NMK_SHARED uint4 nmk_pack_read(const unsigned short *row, int k, int cols) {
 
 // Rows first..first+count-1 (natural order) of a matrix [rows][cols] go to their places in its packed form dst.
 // src: those rows, contiguous, 16-byte aligned.  cols is a multiple of 8 (of a vector: anything).  first and count are
-// multiples of 16, for gate_up of 8, and stay within one half.  Launches for the two halves write disjoint bytes.
+// multiples of nmk_packed_unit, and of gate_up within one half.  Launches for the two halves write disjoint bytes.
 NMK_KERNEL nmk_pack(unsigned short *dst, const unsigned short *src, int rows, int cols, int first, int count,
                     int layout) {
     unsigned int stride = gridDim.x * blockDim.x, index = blockIdx.x * blockDim.x + threadIdx.x;

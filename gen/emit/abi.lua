@@ -408,7 +408,7 @@ end
 function M.layouts(ctx)
   local text = assert(ctx.read("templates/packed.h"), "templates/packed.h")
   local numbers = {}
-  for name, number in text:gmatch("#define NMK_PACKED_(%u[%u_]*)%s+(%d+)") do
+  for name, number in text:gmatch("#define NMK_PACKED_(%u[%u%d_]*)%s+(%d+)") do
     numbers[#numbers + 1] = { name:lower(), tonumber(number) }
     numbers[name:lower()] = tonumber(number)
   end

@@ -92,6 +92,9 @@ local function expert_slots(m) return math.min(m.schedule.columns * m.shape.expe
 local function vocab_rows(s) return (s.vocab + 15) // 16 * 16 end
 local function router_rows(s) return (s.experts + 15) // 16 * 16 end
 
+-- Query heads of a kv head, by twos: as ops/attention.cu lays out partials.
+local function group_pairs(s) return (s.heads // s.kv_heads + 1) // 2 end
+
 local function qkv_rows(s) return (s.heads + 2 * s.kv_heads) * s.head_dim end
 
 function M.values(m)
@@ -107,8 +110,9 @@ function M.values(m)
     vocab_rows = vocab_rows(s), norm_mean = 0, route_score = 0,
     window = s.sliding_window, eps = s.norm_eps, logit_scale = s.logit_scale, max_context = s.max_context,
     full_layers = full, sliding_layers = s.layers - full,
+    rope_halves = 0, qk_norm = 0, qkv_bias = 0,
     part_slots = part_slots,
-    attn_units = m.schedule.columns * s.kv_heads * 32,      -- as ops/combine.cu counts
+    attn_units = m.schedule.columns * s.kv_heads * group_pairs(s) * (s.head_dim // 16),   -- as ops/combine.cu counts
     h_units = expert_slots(m) * (s.expert_ff // 8),         -- as ops/expert_up.cu claims
   }
 end
@@ -120,7 +124,7 @@ function M.buffers(m)
     { name = "x1", bytes = cols * s.hidden * 4, extent = s.hidden },
     { name = "logits", bytes = cols * router_rows(s) * 4, extent = router_rows(s) },
     { name = "qkv", bytes = cols * qkv_rows(s) * 2, extent = qkv_rows(s) },
-    { name = "part", bytes = v.part_slots * (s.heads // s.kv_heads * s.head_dim + 16) * 4, extent = v.part_slots },
+    { name = "part", bytes = v.part_slots * group_pairs(s) * (2 * s.head_dim + 4) * 4, extent = v.part_slots },
     { name = "attn", bytes = cols * v.q_width * 2, extent = v.attn_units },
     { name = "h", bytes = v.expert_slots * cols * s.expert_ff * 2, extent = v.h_units },
     { name = "dense_h", bytes = cols * s.dense_ff * 2, extent = s.dense_ff },
@@ -130,6 +134,7 @@ function M.buffers(m)
     { name = "cuts", bytes = 7 * cols * 256 * 8, extent = 7 * cols },           -- as ops/cut.cu counts
     { name = "drawn", bytes = m.target.sms * 8, extent = m.target.sms },
     { name = "tops", bytes = m.target.sms * cols * 41 * 4, extent = m.target.sms }, -- as ops/draw.cu lays them out
+    { name = "squares", bytes = 4, extent = 1 },                                -- of qkv, which has no use for it here
   }
 end
 
@@ -162,7 +167,8 @@ function M.block(i, m)
   local block = {
     norm = { op = "norm", weights = { gamma_kib = { array = "norm", layer = i } } },
     qkv = { op = "qkv", tiles = qkv_rows(s) // 16, weights = from("qkv"),
-            fields = { rope = kind.rope and 1 or 0, sliding = sliding, kv_layer = kind.kv_layer } },
+            fields = { rope = kind.rope and 1 or 0, sliding = sliding, kv_layer = kind.kv_layer, bias_kib = 0,
+                       gamma_kib = 0 } },
     attention = { op = "attention", fields = { sliding = sliding, kv_layer = kind.kv_layer } },
     combine = { op = "combine", units = v.attn_units, fields = { sliding = sliding } },
     o_proj = { op = "o_proj", tiles = s.hidden // 16, weights = from("o") },

@@ -81,4 +81,9 @@ for model in narrow-layers wide-layers; do
     verdict "$model is generated" 1 "see above"
   fi
 done
+# Shapes of attention, which the tests of the ops have generated.
+for kernel in build/{heads,normed}-*/megakernel.cu; do
+  model=${kernel#build/}
+  [ -x ${kernel%/*}/nmk-compile ] || judge "${model%/*}" build/nmc-toy/nmk-compile $kernel
+done
 exit $failed
