@@ -19,6 +19,8 @@ BUILT  := nmc-toy north-mini-code
 GPU_MODELS := $(patsubst tests/gpu/specs/%.yaml,%,$(wildcard tests/gpu/specs/*.yaml))
 # Random checkpoints with what transformers computes on them.
 TINY_MODELS := $(patsubst tests/models/%.yaml,%,$(wildcard tests/models/*.yaml))
+# GPU_MODELS that every `make test` looks at: shapes of attention that no shipped model has.
+SHAPES := $(filter heads-% normed-%,$(GPU_MODELS))
 TOY    := nmc-toy
 
 BUILD_PACKAGES := gcc libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
@@ -163,16 +165,26 @@ build/nmk-chat: examples/chat/chat.c
 PROGRAMS := run compile
 LIBRARY  := $(filter-out $(PROGRAMS:%=runtime/%.c),$(wildcard runtime/*.c))
 
+# A root with a family for tests alone, of the models normed-*.
+TEST_ROOT := build/tests/root
+$(TEST_ROOT)/.made: tests/gpu/specs/family.lua $(wildcard specs/families/*.lua specs/families/lib/*.lua specs/targets/*.yaml)
+	@rm -rf $(@D); mkdir -p $(@D)/specs/families
+	@ln -s $(CURDIR)/gen $(CURDIR)/templates $(@D); ln -s $(CURDIR)/specs/targets $(@D)/specs
+	@ln -s $(CURDIR)/specs/families/lib $(@D)/specs/families
+	@lua5.4 tests/gpu/specs/family.lua $(@D)/specs/families
+	@touch $@
+
 # What nmkgen writes.  A file that comes out as it was keeps its time, so that nothing is compiled again for it.
 EMITTED := megakernel.cu abi.h encoder.c refvm.c plan.txt
 
 # $(call model,M): build/M/ = what nmkgen emits + libnmk.a + nmk-run, nmk-compile, nmk-serve + bench-*.
 define model
-build/$(1)/.generated: $(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml tests/models/$(1).yaml) $(GEN_INPUTS)
+build/$(1)/.generated: $(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml tests/models/$(1).yaml) $(GEN_INPUTS) \
+    $(if $(filter normed-%,$(1)),$(TEST_ROOT)/.made)
 	@mkdir -p $$(@D)
 	@echo "  nmkgen $$<"
 	@mkdir -p build/$(1)/.old; cp -p $(EMITTED:%=build/$(1)/%) build/$(1)/.old 2>/dev/null || true
-	@build/nmkgen $$< -o build/$(1)
+	@$(if $(filter normed-%,$(1)),NMK_ROOT=$(TEST_ROOT)) build/nmkgen $$< -o build/$(1)
 	@cd build/$(1) && for f in $(EMITTED); do ! cmp -s .old/$$$$f $$$$f || mv .old/$$$$f $$$$f; done
 	@touch $$@
 
@@ -243,6 +255,12 @@ build/tests/$(1)/%: build/$(1)/tests/%.o build/$(1)/libnmk.a
 	@echo "  link  $$@"
 	@$(CC) $(LDFLAGS) -o $$@ $$^ $(RUN_LIBS)
 
+# A test of ops alone includes the CPU machine and needs no library.
+build/tests/$(1)/ops/attention: build/$(1)/tests/ops/attention.o build/$(1)/obj/encoder.o
+	@mkdir -p $$(@D)
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ -lpthread -lm
+
 $(1)_PROGRAMS := $(foreach p,$(PROGRAMS),$(if $(wildcard runtime/$(p).c),build/$(1)/nmk-$(p))) build/$(1)/nmk-serve
 $(1)_BENCH    := $(patsubst tests/bench/%.c,build/$(1)/bench-%,$(wildcard tests/bench/*.c))
 $(1)_GPU      := $(patsubst tests/%.c,build/tests/$(1)/%,$(wildcard tests/gpu/*.c))
@@ -279,6 +297,7 @@ C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.
 
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # The one test that needs the shape of the large model.
-build-test: all build/nmk-chat $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory
+build-test: all build/nmk-chat $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory \
+    $(SHAPES:%=build/tests/%/ops/attention)
 
 -include $(shell find build -name '*.d' 2>/dev/null)

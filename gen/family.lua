@@ -36,7 +36,7 @@ local RECORDS = {
   arrays = {
     { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },
     { "rows", "integer" }, { "cols", "integer" },
-    { "layout", "string", choices = { "rows", "pairs", "gate_up", "vector" } },
+    { "layout", "string", choices = { "rows", "pairs", "gate_up", "vector", "halves64", "halves128" } },
   },
   tensors = {
     { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },

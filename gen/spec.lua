@@ -51,9 +51,12 @@ local TARGET = {
 -- What the templates ask of a model, for every family that has the key: { key, test, expectation, uses = keys whose
 -- values the message adds }.  A test may meet missing values and then fails; such a rule is skipped.
 local LIMITS = {
-  { "shape.head_dim", function(m) return m.shape.head_dim == 128 end, "128, for which pages and tiles are laid out" },
-  { "shape.heads", function(m) return m.shape.heads == 8 * m.shape.kv_heads end,
-    "8 * kv_heads: the query heads of a kv head are the 8 columns of a tile", uses = { "shape.kv_heads" } },
+  { "shape.head_dim", function(m) return m.shape.head_dim == 64 or m.shape.head_dim == 128 end,
+    "64 or 128, for which pages and tiles are laid out" },
+  { "shape.heads", function(m) return m.shape.heads % m.shape.kv_heads == 0 end,
+    "a multiple of kv_heads: each kv head has as many query heads", uses = { "shape.kv_heads" } },
+  { "shape.heads", function(m) return m.shape.heads <= 16 * m.shape.kv_heads end,
+    "at most 16 * kv_heads: the query heads of a kv head are the columns of two tiles", uses = { "shape.kv_heads" } },
   { "shape.hidden", function(m) return m.shape.hidden % 16 == 0 end, "a multiple of 16, the rows of a tile" },
   { "shape.hidden", function(m) return m.shape.hidden <= 8192 end, "at most 8192, which shared memory holds" },
   { "shape.vocab", function(m) return m.shape.vocab >= abi.TOPS end,

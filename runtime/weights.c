@@ -21,7 +21,8 @@
 #include "../templates/packed.h" /* needs random.h */
 
 _Static_assert(NMK_LAYOUT_ROWS == NMK_PACKED_ROWS && NMK_LAYOUT_PAIRS == NMK_PACKED_PAIRS &&
-                   NMK_LAYOUT_GATE_UP == NMK_PACKED_GATE_UP && NMK_LAYOUT_VECTOR == NMK_PACKED_VECTOR,
+                   NMK_LAYOUT_GATE_UP == NMK_PACKED_GATE_UP && NMK_LAYOUT_VECTOR == NMK_PACKED_VECTOR &&
+                   NMK_LAYOUT_HALVES64 == NMK_PACKED_HALVES64 && NMK_LAYOUT_HALVES128 == NMK_PACKED_HALVES128,
                "layouts are numbered alike in the tables and in the kernels");
 
 enum {
@@ -669,7 +670,8 @@ static int next_batch(walk *w, char *buffer) {
     w->count = 0, w->bytes = 0;
     while (w->place < w->c->place_count) {
         const place *p = &w->c->places[w->place];
-        int unit = is_vector(p->array) ? p->rows : 16, rows = p->rows - w->row;
+        int head = nmk_packed_head(p->array->layout), rows = p->rows - w->row;
+        int unit = is_vector(p->array) ? p->rows : head ? head : 16;
         assert(row_bytes(p) * (size_t)unit <= BATCH_BYTES);
         assert(is_vector(p->array) || p->cols % 8 == 0); /* 16-byte loads of nmk_pack */
         size_t room = (BATCH_BYTES - w->bytes) / row_bytes(p);
@@ -805,7 +807,7 @@ static float random_step(double deviation) { return (float)(deviation * sqrt(3.0
 nmk_random_spec nmk_random_spec_of(const nmk_array *a, uint64_t seed) {
     nmk_random_spec r = {.key = random_key(a->name, seed)};
     if (is_vector(a) && strstr(a->name, "bias")) {
-        r.step = random_step(0.1);
+        r.step = random_step(0.5);
     } else if (is_vector(a)) {
         r.step = (float)(0.1 / 8388608.0);
         r.offset = 83886080; /* 1 / step */

@@ -60,7 +60,7 @@ int nmk_checkpoint_load_device(const nmk_checkpoint *c, CUmodule module, CUdevic
                                void *user, nmk_err *e);
 
 /* Weights of a model that nobody trained, the same on both machines for the same seed: matrices of variance 1/cols (a
- * quarter of that where they write the residual), vectors 1 +- 0.1, biases of deviation 0.1. */
+ * quarter of that where they write the residual), vectors 1 +- 0.1, biases of deviation 0.5. */
 void nmk_random_load_host(const nmk_weight_tables *tables, void *arena, uint64_t seed);
 int nmk_random_load_device(const nmk_weight_tables *tables, CUmodule module, CUdeviceptr arena, uint64_t seed,
                            nmk_err *e);

@@ -29,7 +29,7 @@ NMK_SHARED uint4 nmk_pack_read(const unsigned short *src, int row, int count, in
 
 // Rows first..first+count-1 (natural order) of a matrix [rows][cols] go to their places in its packed form dst.
 // src: those rows, contiguous, 16-byte aligned.  cols is a multiple of 8 (of a vector: anything).  first and count are
-// multiples of 16, for gate_up of 8, and stay within one half; but where first+count comes short of rows by less than
+// multiples of nmk_packed_unit, and of gate_up within one half; but where first+count comes short of rows by less than
 // that, the rest is zero.  Launches for the two halves write disjoint bytes.  Of a vector first and count are elements,
 // and what reaches the end zeroes what pads it.
 NMK_KERNEL nmk_pack(unsigned short *dst, const unsigned short *src, int rows, int cols, int first, int count,

@@ -13,6 +13,8 @@
 #define NMK_PACKED_PAIRS   1 /* 16c+2g and 16c+2g+1: what is rotated together */
 #define NMK_PACKED_GATE_UP 2 /* gate row 8c+g and up row 8c+g; naturally all gate rows come before all up rows */
 #define NMK_PACKED_VECTOR  3 /* not a matrix: one natural row, padded to 1 KiB */
+#define NMK_PACKED_HALVES64  4 /* of every 64 rows (a head) i and i+32, i = 8 * (c % 4) + g: so Llama and Qwen rotate */
+#define NMK_PACKED_HALVES128 5 /* the same of 128: i and i+64, i = 8 * (c % 8) + g */
 
 NMK_SHARED int nmk_packed_cols(int cols) { return (cols + 255) / 256 * 256; }
 
@@ -42,9 +44,21 @@ NMK_SHARED int nmk_packed_slot(int padded_cols, int warp, int tile, int lane) {
     return ((tile / ts * 8 + warp) * ts + tile % ts) * 32 + lane;
 }
 
+/* Rows of a head whose halves are rotated together; 0 in other layouts. */
+NMK_SHARED int nmk_packed_head(int layout) {
+    return layout == NMK_PACKED_HALVES64 ? 64 : layout == NMK_PACKED_HALVES128 ? 128 : 0;
+}
+
+/* Natural rows that can be packed by themselves: those of a head, or of half a gate_up tile, else of a row tile. */
+NMK_SHARED int nmk_packed_unit(int layout) {
+    int head = nmk_packed_head(layout);
+    return head ? head : layout == NMK_PACKED_GATE_UP ? 8 : 16;
+}
+
 /* Natural row of a lane's first (second = 0) or second row. */
 NMK_SHARED int nmk_packed_row(int rows, int layout, int row_tile, int lane, int second) {
-    int g = lane >> 2;
+    int g = lane >> 2, head = nmk_packed_head(layout), c16 = row_tile * 16;
+    if (head) return c16 - c16 % head + c16 % head / 2 + g + second * (head / 2);
     if (layout == NMK_PACKED_PAIRS) return row_tile * 16 + 2 * g + second;
     if (layout == NMK_PACKED_GATE_UP) return row_tile * 8 + g + (second ? rows / 2 : 0);
     return row_tile * 16 + g + 8 * second;

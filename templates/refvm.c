@@ -16,7 +16,9 @@
 /* A model may lack the ops that need some of what follows. */
 #pragma GCC diagnostic ignored "-Wunused-function"
 
-enum { WORDS = NMK_DESC_WORDS, PAGE = NMK_PAGE_TOKENS, HEAD_DIM = 128, GROUP = 8, SLOT_FLOATS = GROUP * HEAD_DIM };
+enum { WORDS = NMK_DESC_WORDS, PAGE = NMK_PAGE_TOKENS, HEAD_DIM = NMK_HEAD_DIM };
+/* Query heads of a kv head, by twos; floats of a partial of attention, without maxima and sums. */
+enum { GROUP = NMK_HEADS / NMK_KV_HEADS, PAIRS = (GROUP + 1) / 2, SLOT_FLOATS = 2 * PAIRS * HEAD_DIM };
 
 /* The router's answer as one SM knows it.  Two of them take turns, as on the GPU; `instance` is the one held. */
 struct vm_route {
@@ -27,6 +29,7 @@ struct vm_route {
 
 /* Running softmax of the GROUP query heads of one kv head, base 2. */
 struct softmax {
+    float scale[GROUP]; /* of the scores */
     float m[GROUP], l[GROUP], o[GROUP][HEAD_DIM];
 };
 
@@ -173,6 +176,21 @@ static struct chunks chunks_of(const struct nmk_column *c, int sliding, int wind
     return s;
 }
 
+/* Where a dim of a head is in a partial: in the order in which the device's warps hold it, see ops/attention.cu. */
+static inline int part_float(int head, int dim)
+{
+    const int g = dim % 8, quad = ((dim / 16 * 4 + g / 2) * PAIRS + head / 2) * 2 + g % 2;
+    return quad * 4 + dim % 16 / 8 * 2 + head % 2;
+}
+
+/* 1 / rms of a head, from the sums of squares of its row tiles. */
+static float head_scale(const float *squares, float eps)
+{
+    float sum = 0;
+    for (int i = 0; i < HEAD_DIM / 16; i++) sum += squares[i];
+    return 1 / sqrtf(sum / HEAD_DIM + eps);
+}
+
 /* Takes in n <= 16 tokens: their K and V rows.  As on the device, the exponentials are relative to the maximum of these
  * tokens and go into the product rounded to bf16, but into the sum as they are. */
 static void attend(struct softmax *s, const uint16_t *q, const uint16_t *const *k, const uint16_t *const *v, int n)
@@ -181,7 +199,7 @@ static void attend(struct softmax *s, const uint16_t *q, const uint16_t *const *
     for (int h = 0; h < GROUP; h++) {
         float p[16], top = -1e30f, sum = 0;
         for (int j = 0; j < n; j++) {
-            p[j] = dot(q + h * HEAD_DIM, k[j], HEAD_DIM);
+            p[j] = dot(q + h * HEAD_DIM, k[j], HEAD_DIM) * s->scale[h];
             if (p[j] > top || p[j] != p[j]) top = p[j];
         }
         const float m = s->m[h] > top ? s->m[h] : top, old = exp2f(s->m[h] - m), fresh = exp2f(top - m);

@@ -2,20 +2,28 @@
   name    = "attention",
   summary = "partial attention of chunks of one row's pages per kv head, online softmax in base 2",
   params  = { {"heads", "i32"}, {"kv_heads", "i32"}, {"head_dim", "i32"}, {"window", "i32"}, {"full_layers", "i32"},
-              {"sliding_layers", "i32"}, {"part_slots", "i32"} },
+              {"sliding_layers", "i32"}, {"part_slots", "i32"}, {"qk_norm", "i32"}, {"eps", "f32"} },
   tile    = "every",
   task    = { {"sliding", "i32"}, {"kv_layer", "i32"} },
   reads   = { {"qkv", "bf16", role = "compute", lo = "0", hi = "(heads+2*kv_heads)*head_dim"},
+              {"squares", "f32", role = "compute", lo = "0", hi = "qk_norm*(heads+kv_heads)*head_dim//16"},
               {"kv", role = "load", launch = "older"} },
-  writes  = { {"part", "f32", role = "store", lo = "sm", hi = "part_slots", step = "sms"} },
+  writes  = { {"part", "f32", role = "store", lo = "sm", hi = "part_slots", step = "sms"},
+              {"kv", role = "compute", launch = "later"} },
   cost    = "0",
 @*/
 //@device load
 constexpr int HALF_PAGE = NMK_PAGE_TOKENS * P::head_dim * 2; /* K, then V, of one kv head */
-static_assert(P::head_dim == 128 && P::heads == 8 * P::kv_heads, "the 8 heads of a kv head are the 8 MMA columns");
-static_assert(HALF_PAGE <= NMK_STAGE_BYTES, "half a page is a stage");
+constexpr int GROUP = P::heads / P::kv_heads; /* query heads of a kv head: MMA columns, in one or two tiles */
+constexpr int TILES = (GROUP + 7) / 8, DIM_TILES = P::head_dim / 16;
+constexpr int PAIRS = (GROUP + 1) / 2;        /* a lane of an MMA has two columns; part holds no more of them */
+constexpr int SLOT = DIM_TILES * 8 * PAIRS;   /* float4 of a partial */
+/* A page of one kv head in one stage: then four warps multiply P by V of one page and four by that of the other. */
+constexpr bool WHOLE = 2 * HALF_PAGE <= NMK_STAGE_BYTES;
+static_assert(P::heads == GROUP * P::kv_heads && GROUP <= 16, "the heads of a kv head are the columns of two tiles");
+static_assert(P::head_dim == (WHOLE ? 64 : 128) && HALF_PAGE <= NMK_STAGE_BYTES, "stages are pages, or halves of them");
 
-/* Two pages at a time: K K V V. */
+/* Two pages at a time: K K V V, or one after the other where a stage holds both. */
 DEVICE void load(Loader &c, const Task &t)
 {
     const int kind = t.sliding, count = c.s.segments[kind];
@@ -41,9 +49,14 @@ DEVICE void load(Loader &c, const Task &t)
             const int two = min(2, g.pages - k);
             const int next_a = k + 2 < g.pages ? __ldg(table + k + 2) : 0;
             const int next_b = k + 3 < g.pages ? __ldg(table + k + 3) : 0;
+            if constexpr (WHOLE) {
 #pragma unroll 1
-            for (int q = 0; q < 2 * two; q++)
-                c.push(from + (u64)(q & (two - 1) ? b : a) * page_bytes + (q >= two ? HALF_PAGE : 0), HALF_PAGE, 0);
+                for (int q = 0; q < two; q++) c.push(from + (u64)(q ? b : a) * page_bytes, 2 * HALF_PAGE, 0);
+            } else {
+#pragma unroll 1
+                for (int q = 0; q < 2 * two; q++)
+                    c.push(from + (u64)(q & (two - 1) ? b : a) * page_bytes + (q >= two ? HALF_PAGE : 0), HALF_PAGE, 0);
+            }
             a = next_a, b = next_b;
         }
     }
@@ -52,13 +65,42 @@ DEVICE void load(Loader &c, const Task &t)
 //@device compute
 constexpr int ROWS = (P::heads + 2 * P::kv_heads) * P::head_dim, K0 = P::heads * P::head_dim,
               V0 = K0 + P::kv_heads * P::head_dim;
+constexpr int FRAGMENTS = P::head_dim / 32; /* 16 bytes of a lane, 32 dims of a row of q or K */
 
-DEVICE void fetch_q(Consumer &c, const bf16 *qkv, const Segment &g, uint4 (&q)[4])
+/* The group's q as MMA columns.  Columns without a head repeat the last one: no other bytes, and nobody looks. */
+DEVICE void fetch_q(Consumer &c, const bf16 *qkv, const Segment &g, uint4 (&q)[TILES][FRAGMENTS])
 {
-    const bf16 *from = qkv + g.column * ROWS + (g.kv_head * 8 + c.g()) * P::head_dim + 8 * c.t();
 #pragma unroll
-    for (int i = 0; i < 4; i++) q[i] = load_l2(from + i * 32);
+    for (int n = 0; n < TILES; n++) {
+        const int head = GROUP % 8 ? min(n * 8 + c.g(), GROUP - 1) : n * 8 + c.g();
+        const bf16 *from = qkv + g.column * ROWS + (g.kv_head * GROUP + head) * P::head_dim + 8 * c.t();
+#pragma unroll
+        for (int i = 0; i < FRAGMENTS; i++) q[n][i] = load_l2(from + i * 32);
+    }
 }
+
+/* A quarter of a head's sums of squares, by each of the four lanes that share a column (g). */
+DEVICE float2 fetch_squares(const Consumer &c, const float *squares, int column, int head)
+{
+    const float *from = squares + (column * (ROWS / P::head_dim) + head) * DIM_TILES;
+    if constexpr (DIM_TILES == 8) return __ldcg((const float2 *)from + c.t());
+    return make_float2(__ldcg(from + c.t()), 0.f);
+}
+
+DEVICE float2 fetch_q_squares(const Consumer &c, const float *squares, const Segment &g, int n)
+{
+    return fetch_squares(c, squares, g.column, g.kv_head * GROUP + min(n * 8 + c.g(), GROUP - 1));
+}
+
+/* 1 / rms of a head, in all four lanes. */
+DEVICE float head_scale(float2 quarter)
+{
+    float sum = quarter.x + quarter.y;
+    sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
+    return rsqrtf(sum * (1.f / P::head_dim) + P::eps);
+}
+
+DEVICE u32 scale_pair(u32 pair, float scale) { return bf16_pair(bf16_low(pair) * scale, bf16_high(pair) * scale); }
 
 /* Column-wise (over lanes with the same t) maximum and sum of a tile's 16 tokens. */
 DEVICE float tokens_max(float v)
@@ -75,144 +117,255 @@ DEVICE float tokens_sum(float v)
     return v;
 }
 
+/* Where qkv leaves K as it is before its norm: the column's own row goes to its page, in the order of qkv's.  A lane
+ * takes 4 dims.  Nobody waits for it: so it comes after all chunks, each by another warp. */
+DEVICE void append(const Consumer &c, const Segment &g, const bf16 *qkv, const float *squares, const Task &t)
+{
+    const int kind = t.sliding, pos = c.s.pos[g.column], r = pos % NMK_PAGE_TOKENS, d = c.lane * 4 % P::head_dim;
+    const int *table = (const int *)(kind ? c.p.table_sliding : c.p.table_full);
+    const int page = __ldg(table + (u64)c.s.table_row[g.column] * c.p.table_stride + pos / NMK_PAGE_TOKENS);
+    const uint2 key = __ldcg((const uint2 *)(qkv + g.column * ROWS + K0 + g.kv_head * P::head_dim + d));
+    const float scale = head_scale(fetch_squares(c, squares, g.column, P::heads + g.kv_head));
+    const u64 index = ((u64)page * (kind ? P::sliding_layers : P::full_layers) + t.kv_layer) * P::kv_heads + g.kv_head;
+    u8 *to = (u8 *)(kind ? c.p.kv_sliding : c.p.kv_full) + index * (2 * HALF_PAGE);
+    to += ((r >> 4) * DIM_TILES + d / 32 * 2 + (d >> 2 & 1)) * 512;
+    to += ((r & 7) * 4 + (d >> 3 & 3)) * 16 + (r >> 3 & 1) * 4;
+    if (c.lane * 4 < P::head_dim) *(u32 *)to = scale_pair(key.x, scale), *(u32 *)(to + 8) = scale_pair(key.y, scale);
+}
+
 /* Scores and softmax of one 16-token tile by one warp; then every warp multiplies P by V of all tiles for its own 16
- * dims (rows g and g+8 of warp w: dims 16w+g, 16w+g+8; columns 2t, 2t+1: heads), so nothing is reduced at the end. */
+ * dims (rows g and g+8 of warp w: dims 16w+g, 16w+g+8; columns 2t, 2t+1: heads), so nothing is reduced at the end.
+ * 64 dims are four warps': there warps w and w+4 have the same dims, of the first and of the second page of a pair. */
 DEVICE void compute(Consumer &c, const Task &t)
 {
     Shared &s = c.s;
     const int kind = t.sliding, count = s.segments[kind], w = c.warp;
     const bf16 *qkv = c.buffer<bf16>(t.qkv);
+    const float *squares = c.buffer<float>(t.squares);
     const float none = -1e30f;
-    uint4 ahead[4];
-    if (count) fetch_q(c, qkv, s.segment[kind][0], ahead);
+    constexpr bool AHEAD = TILES == 1; /* with two tiles there are no registers for it */
+    uint4 ahead[TILES][FRAGMENTS];
+    float2 squares_ahead[TILES];
+    auto fetch = [&](int i) {
+        fetch_q(c, qkv, s.segment[kind][i], ahead);
+        if constexpr (P::qk_norm) {
+#pragma unroll
+            for (int n = 0; n < TILES; n++) squares_ahead[n] = fetch_q_squares(c, squares, s.segment[kind][i], n);
+        }
+    };
+    if (AHEAD && count) fetch(0);
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
         asm volatile("" : "+r"(c.lane)); /* no lane-dependent address is worth a register from chunk to chunk */
-        const int lane = c.lane, g = c.g(), t2 = 2 * c.t();
+        const int lane = c.lane, g = c.g(), t2 = 2 * c.t(), dims = WHOLE ? w & 3 : w;
         const Segment seg = s.segment[kind][i];
         const int low = s.low[kind][seg.column], base = s.base[seg.column], token0 = seg.page * NMK_PAGE_TOKENS;
-        uint4 q[4];
+        if (!AHEAD) fetch(i);
+        uint4 q[TILES][FRAGMENTS];
+        float norm[TILES][2]; /* 1 / rms of this lane's two heads */
 #pragma unroll
-        for (int k = 0; k < 4; k++) q[k] = ahead[k];
-        if (i + 1 < count) fetch_q(c, qkv, s.segment[kind][i + 1], ahead);
-        float max0 = none, max1 = none, sum0 = 0, sum1 = 0, o[4] = {0, 0, 0, 0};
+        for (int n = 0; n < TILES; n++) {
+#pragma unroll
+            for (int k = 0; k < FRAGMENTS; k++) q[n][k] = ahead[n][k];
+            if constexpr (P::qk_norm) {
+                const float of_g = head_scale(squares_ahead[n]);
+                norm[n][0] = __shfl_sync(~0u, of_g, t2 * 4), norm[n][1] = __shfl_sync(~0u, of_g, t2 * 4 + 4);
+            } else {
+                norm[n][0] = norm[n][1] = 1.f;
+            }
+        }
+        if (AHEAD && i + 1 < count) fetch(i + 1);
+        float max[TILES][2], sum[TILES][2], o[TILES][4];
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            max[n][0] = max[n][1] = none, sum[n][0] = sum[n][1] = 0;
+            o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
+        }
         if (seg.last) { /* this step's own tokens of the sequence, straight from L2: token g is column g */
             const int pos = s.pos[seg.column], own = s.group[seg.column];
             const bf16 *kv = qkv + seg.kv_head * P::head_dim;
             /* an idle column's position is below any low */
             auto seen = [&](int n) { return s.group[n] == own && s.pos[n] <= pos && s.pos[n] >= low; };
             const bool mine = seen(g);
-            uint4 key[4], v = make_uint4(0, 0, 0, 0);
+            uint4 key[FRAGMENTS], v = make_uint4(0, 0, 0, 0);
+            float2 key_squares = make_float2(0, 0);
+            if constexpr (P::qk_norm) {
+                if (mine) key_squares = fetch_squares(c, squares, g, P::heads + seg.kv_head);
+            }
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
+            for (int k = 0; k < FRAGMENTS; k++) {
                 key[k] = make_uint4(0, 0, 0, 0);
                 if (mine) key[k] = load_l2(kv + g * ROWS + K0 + k * 32 + 8 * c.t());
             }
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                if (seen(t2 + j)) {
-                    const u16 *from = kv + (t2 + j) * ROWS + V0 + w * 16 + g;
+                if (seen(t2 + j) && (!WHOLE || w < 4)) {
+                    const u16 *from = kv + (t2 + j) * ROWS + V0 + dims * 16 + g;
                     v.x |= (u32)__ldcg(from) << 16 * j, v.y |= (u32)__ldcg(from + 8) << 16 * j;
                 }
-            float a[4] = {0, 0, 0, 0}, b[4] = {0, 0, 0, 0};
+            if constexpr (P::qk_norm) { /* rounded as in its page, where later steps find it */
+                const float scale = head_scale(key_squares);
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                mma(a, make_uint4(key[k].x, 0, key[k].y, 0), q[k].x, q[k].y);
-                mma(b, make_uint4(key[k].z, 0, key[k].w, 0), q[k].z, q[k].w);
+                for (int k = 0; k < FRAGMENTS; k++) {
+                    key[k].x = scale_pair(key[k].x, scale), key[k].y = scale_pair(key[k].y, scale);
+                    key[k].z = scale_pair(key[k].z, scale), key[k].w = scale_pair(key[k].w, scale);
+                }
             }
-            const float s0 = mine ? a[0] + b[0] : none, s1 = mine ? a[1] + b[1] : none;
-            max0 = tokens_max(s0), max1 = tokens_max(s1);
-            const float p0 = mine ? exp2_fast(s0 - max0) : 0, p1 = mine ? exp2_fast(s1 - max1) : 0;
-            sum0 = tokens_sum(p0), sum1 = tokens_sum(p1);
-            mma(o, v, transpose_8x8(bf16_pair(p0, p1)), 0);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                float a[4] = {0, 0, 0, 0}, b[4] = {0, 0, 0, 0};
+#pragma unroll
+                for (int k = 0; k < FRAGMENTS; k++) {
+                    mma(a, make_uint4(key[k].x, 0, key[k].y, 0), q[n][k].x, q[n][k].y);
+                    mma(b, make_uint4(key[k].z, 0, key[k].w, 0), q[n][k].z, q[n][k].w);
+                }
+                a[0] += b[0], a[1] += b[1];
+                if constexpr (P::qk_norm) a[0] *= norm[n][0], a[1] *= norm[n][1];
+                const float s0 = mine ? a[0] : none, s1 = mine ? a[1] : none;
+                max[n][0] = tokens_max(s0), max[n][1] = tokens_max(s1);
+                const float p0 = mine ? exp2_fast(s0 - max[n][0]) : 0, p1 = mine ? exp2_fast(s1 - max[n][1]) : 0;
+                sum[n][0] = tokens_sum(p0), sum[n][1] = tokens_sum(p1);
+                mma(o[n], v, transpose_8x8(bf16_pair(p0, p1)), 0);
+            }
         }
 #pragma unroll 1
         for (int k = 0; k < seg.pages; k += 2) {
             const bool two = k + 1 < seg.pages, mine = w < 4 || two; /* warps 0-3: first page, 4-7: second */
-            const int x = c.pair++ & 1;
+            const int turn = c.pair++ & 1; /* the exchange is double buffered; two tiles need both halves at once */
             c.wait_full(c.slot);
             Slot at = c.slot;
             if (w >= 4) at.advance(c.p.ring_stages);
             if (two && w >= 4) c.wait_full(at);
-            float a[4] = {0, 0, 0, 0}, b[4] = {0, 0, 0, 0};
+            const u8 *page = c.ring + at.index * NMK_STAGE_BYTES;
+            float a[TILES][4] = {};
             u32 seen = 0;
             if (mine) {
-                uint4 key[8];
-                const uint4 *from = (const uint4 *)(c.ring + at.index * NMK_STAGE_BYTES + (w & 3) * 4096 + lane * 16);
+                uint4 key[DIM_TILES];
+                const uint4 *from = (const uint4 *)(page + (w & 3) * (DIM_TILES * 512) + lane * 16);
 #pragma unroll
-                for (int j = 0; j < 8; j++) key[j] = from[j * 32], seen |= key[j].x;
+                for (int j = 0; j < DIM_TILES; j++) key[j] = from[j * 32], seen |= key[j].x;
 #pragma unroll
-                for (int j = 0; j < 4; j++) mma(a, key[2 * j], q[j].x, q[j].y), mma(b, key[2 * j + 1], q[j].z, q[j].w);
+                for (int n = 0; n < TILES; n++) {
+                    float b[4] = {0, 0, 0, 0};
 #pragma unroll
-                for (int j = 0; j < 4; j++) a[j] += b[j];
+                    for (int j = 0; j < FRAGMENTS; j++)
+                        mma(a[n], key[2 * j], q[n][j].x, q[n][j].y), mma(b, key[2 * j + 1], q[n][j].z, q[n][j].w);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        a[n][j] += b[j];
+                        if constexpr (P::qk_norm) a[n][j] *= norm[n][j & 1];
+                    }
+                }
             }
-            c.release(seen);
-            if (two) c.wait_full(c.slot), c.release(seen);
+            if constexpr (!WHOLE) {
+                c.release(seen);
+                if (two) c.wait_full(c.slot), c.release(seen);
+            }
+            if constexpr (TILES == 2) barrier_compute(); /* the exchange of the pair before is over */
             if (mine) {
                 const int token = token0 + (k + (w >> 2)) * NMK_PAGE_TOKENS + (w & 3) * 16 + g;
-                if (token < low || token >= base) a[0] = a[1] = -INFINITY;
-                if (token + 8 < low || token + 8 >= base) a[2] = a[3] = -INFINITY;
-                const float m0 = tokens_max(fmaxf(fmaxf(a[0], a[2]), none));
-                const float m1 = tokens_max(fmaxf(fmaxf(a[1], a[3]), none));
-                const float p0 = exp2_fast(a[0] - m0), p1 = exp2_fast(a[1] - m1), p2 = exp2_fast(a[2] - m0),
-                            p3 = exp2_fast(a[3] - m1), l0 = tokens_sum(p0 + p2), l1 = tokens_sum(p1 + p3);
-                s.prob[x][w][lane] = make_uint2(transpose_8x8(bf16_pair(p0, p1)), transpose_8x8(bf16_pair(p2, p3)));
-                if (g == 0) {
-                    *(float2 *)&s.score_max[x][w][t2] = make_float2(m0, m1);
-                    *(float2 *)&s.score_sum[x][w][t2] = make_float2(l0, l1);
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    const int x = TILES == 2 ? n : turn;
+                    if (token < low || token >= base) a[n][0] = a[n][1] = -INFINITY;
+                    if (token + 8 < low || token + 8 >= base) a[n][2] = a[n][3] = -INFINITY;
+                    const float m0 = tokens_max(fmaxf(fmaxf(a[n][0], a[n][2]), none));
+                    const float m1 = tokens_max(fmaxf(fmaxf(a[n][1], a[n][3]), none));
+                    const float p0 = exp2_fast(a[n][0] - m0), p1 = exp2_fast(a[n][1] - m1),
+                                p2 = exp2_fast(a[n][2] - m0), p3 = exp2_fast(a[n][3] - m1),
+                                l0 = tokens_sum(p0 + p2), l1 = tokens_sum(p1 + p3);
+                    s.prob[x][w][lane] =
+                        make_uint2(transpose_8x8(bf16_pair(p0, p1)), transpose_8x8(bf16_pair(p2, p3)));
+                    if (g == 0) {
+                        *(float2 *)&s.score_max[x][w][t2] = make_float2(m0, m1);
+                        *(float2 *)&s.score_sum[x][w][t2] = make_float2(l0, l1);
+                    }
                 }
             }
             barrier_compute();
-            float new0 = max0, new1 = max1;
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                if (j < 4 || two) {
-                    const float2 m = *(const float2 *)&s.score_max[x][j][t2];
-                    new0 = fmaxf(new0, m.x), new1 = fmaxf(new1, m.y);
+            for (int n = 0; n < TILES; n++) {
+                const int x = TILES == 2 ? n : turn;
+                float new0 = max[n][0], new1 = max[n][1];
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    if (j < 4 || two) {
+                        const float2 m = *(const float2 *)&s.score_max[x][j][t2];
+                        new0 = fmaxf(new0, m.x), new1 = fmaxf(new1, m.y);
+                    }
+                const float r0 = exp2_fast(max[n][0] - new0), r1 = exp2_fast(max[n][1] - new1);
+                max[n][0] = new0, max[n][1] = new1, sum[n][0] *= r0, sum[n][1] *= r1;
+                o[n][0] *= r0, o[n][1] *= r1, o[n][2] *= r0, o[n][3] *= r1;
+            }
+            /* what 4 tiles of one page, tile h and on, add to the sums and, times V, to o */
+            auto add = [&](const uint4 (&v)[4], int h, bool values) {
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    const int x = TILES == 2 ? n : turn;
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const uint2 p = s.prob[x][h + j][lane];
+                        const float2 m = *(const float2 *)&s.score_max[x][h + j][t2];
+                        const float2 l = *(const float2 *)&s.score_sum[x][h + j][t2];
+                        const float s0 = exp2_fast(m.x - max[n][0]), s1 = exp2_fast(m.y - max[n][1]);
+                        float z[4] = {0, 0, 0, 0};
+                        sum[n][0] += l.x * s0, sum[n][1] += l.y * s1;
+                        if (!values) continue;
+                        mma(z, v[j], p.x, p.y);
+                        o[n][0] += z[0] * s0, o[n][1] += z[1] * s1, o[n][2] += z[2] * s0, o[n][3] += z[3] * s1;
+                    }
                 }
-            const float r0 = exp2_fast(max0 - new0), r1 = exp2_fast(max1 - new1);
-            max0 = new0, max1 = new1, sum0 *= r0, sum1 *= r1;
-            o[0] *= r0, o[1] *= r1, o[2] *= r0, o[3] *= r1;
-#pragma unroll 1
-            for (int h = 0; h < (two ? 8 : 4); h += 4) {
-                c.wait_full(c.slot);
-                const uint4 *from = (const uint4 *)(c.ring + c.slot.index * NMK_STAGE_BYTES + w * 512 + lane * 16);
-                uint4 v[4];
-                seen = 0;
+            };
+            if constexpr (WHOLE) {
+                uint4 v[4] = {};
+                if (mine) {
+                    const uint4 *from = (const uint4 *)(page + HALF_PAGE + dims * 512 + lane * 16);
 #pragma unroll
-                for (int j = 0; j < 4; j++) v[j] = from[j * 256], seen |= v[j].x;
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const uint2 p = s.prob[x][h + j][lane];
-                    const float2 m = *(const float2 *)&s.score_max[x][h + j][t2];
-                    const float2 l = *(const float2 *)&s.score_sum[x][h + j][t2];
-                    const float s0 = exp2_fast(m.x - max0), s1 = exp2_fast(m.y - max1);
-                    float z[4] = {0, 0, 0, 0};
-                    mma(z, v[j], p.x, p.y);
-                    sum0 += l.x * s0, sum1 += l.y * s1;
-                    o[0] += z[0] * s0, o[1] += z[1] * s1, o[2] += z[2] * s0, o[3] += z[3] * s1;
+                    for (int j = 0; j < 4; j++) v[j] = from[j * (DIM_TILES * 32)], seen |= v[j].x;
                 }
+                add(v, 0, w < 4);
+                if (two) add(v, 4, w >= 4);
                 c.release(seen);
+                if (two) c.wait_full(c.slot), c.release(seen);
+            } else {
+#pragma unroll 1
+                for (int h = 0; h < (two ? 8 : 4); h += 4) {
+                    c.wait_full(c.slot);
+                    const uint4 *from = (const uint4 *)(c.ring + c.slot.index * NMK_STAGE_BYTES + w * 512 + lane * 16);
+                    uint4 v[4];
+                    seen = 0;
+#pragma unroll
+                    for (int j = 0; j < 4; j++) v[j] = from[j * 256], seen |= v[j].x;
+                    add(v, h, true);
+                    c.release(seen);
+                }
             }
         }
-        if (w == 0 && g == 0) {
-            float *ml = s.part_ml[c.job % TAGS];
-            ml[t2] = max0, ml[t2 + 1] = max1, ml[8 + t2] = sum0, ml[9 + t2] = sum1;
+#pragma unroll
+        for (int n = 0; n < TILES; n++) { /* a tile is a job of its own */
+            if (w == 0 && g == 0)
+                *(float4 *)&s.part_ml[c.job % TAGS][2 * t2] = make_float4(max[n][0], max[n][1], sum[n][0], sum[n][1]);
+            c.hand(o[n]);
         }
-        c.hand(o);
+    }
+    if constexpr (P::qk_norm) {
+#pragma unroll 1
+        for (int i = w; i < count; i += WARPS_COMPUTE)
+            if (s.segment[kind][i].last) append(c, s.segment[kind][i], qkv, squares, t);
     }
 }
 
 //@device store
-/* part: [slot][8 warps][32 lanes] float4 as the MMA left it, then [slot][16]: max and sum of the 8 heads. */
+/* part: [slot][16 dims, by warp][4 g/2][PAIRS heads/2][2 g%2] float4 as the MMA left it, g and g+8 of two heads; then
+ * [slot][PAIRS] float4: maxima, then sums of two heads.  The float4 of g and g+1 lie side by side, for combine. */
 DEVICE void store(Storer &c, const Task &t)
 {
-    const int kind = t.sliding, count = c.s.segments[kind];
+    const int kind = t.sliding, count = c.s.segments[kind] * TILES;
     float4 *part = c.buffer<float4>(t.part);
 #pragma unroll 1
     for (int i = 0; i < count; i++, c.job++) {
         if (!c.mine()) continue;
-        const int slot = blockIdx.x + i * NMK_SMS;
+        const int slot = blockIdx.x + i / TILES * NMK_SMS, first = i % TILES * 4;
         c.wait_job();
         const float4 *d = c.job_data();
         float4 v[8], ml = make_float4(0, 0, 0, 0);
@@ -220,9 +373,18 @@ DEVICE void store(Storer &c, const Task &t)
         u32 seen = __float_as_uint(ml.x);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = d[j * 32], seen |= __float_as_uint(v[j].x);
-        if (c.lane < 4) part[(u64)P::part_slots * 256 + slot * 4 + c.lane] = ml;
+        if constexpr (WHOLE) { /* two halves of the tokens: of the first pages, then of the second ones */
 #pragma unroll
-        for (int j = 0; j < 8; j++) part[(u64)slot * 256 + j * 32 + c.lane] = v[j];
+            for (int j = 0; j < 4; j++)
+                v[j].x += v[j + 4].x, v[j].y += v[j + 4].y, v[j].z += v[j + 4].z, v[j].w += v[j + 4].w;
+        }
+        if (c.lane < 4 && first + c.lane < PAIRS) part[(u64)P::part_slots * SLOT + slot * PAIRS + first + c.lane] = ml;
+        const int pair = first + c.t();
+        float4 *to = part + (u64)slot * SLOT + ((c.g() >> 1) * PAIRS + pair) * 2 + (c.g() & 1);
+        if (PAIRS % 4 == 0 || pair < PAIRS) {
+#pragma unroll
+            for (int j = 0; j < DIM_TILES; j++) to[j * (8 * PAIRS)] = v[j];
+        }
         c.free_job(seen);
     }
 }
@@ -230,6 +392,7 @@ DEVICE void store(Storer &c, const Task &t)
 //@reference
 const int width = (P.heads + 2 * P.kv_heads) * P.head_dim, layers = t.sliding ? P.sliding_layers : P.full_layers;
 const uint16_t *qkv = buffer(vm, t.qkv);
+const float *squares = buffer(vm, t.squares);
 float *part = buffer(vm, t.part), *part_ml = part + (size_t)P.part_slots * SLOT_FLOATS;
 int slot = 0; /* of the column's first chunk */
 for (int n = 0; n < NMK_COLUMNS; n++) {
@@ -240,16 +403,30 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
         if (slot % NMK_SMS != sm->id) continue;
         const int head = i / s.count, chunk = i % s.count;
         const uint16_t *q = qkv + n * width + head * GROUP * HEAD_DIM, *k[16], *v[16];
+        uint16_t normed[NMK_COLUMNS][HEAD_DIM]; /* this step's keys, as later steps find them in their pages */
         struct softmax *state = &sm->softmax;
         int own = 0;
         memset(state, 0, sizeof *state);
-        for (int h = 0; h < GROUP; h++) state->m[h] = -1e30f;
+        for (int h = 0; h < GROUP; h++) {
+            const int at = n * (width / 16) + (head * GROUP + h) * (HEAD_DIM / 16);
+            state->m[h] = -1e30f, state->scale[h] = P.qk_norm ? head_scale(squares + at, P.eps) : 1;
+        }
         if (chunk == s.count - 1) { /* the last chunk holds this step's tokens of the sequence too */
             for (int o = 0; o < NMK_COLUMNS; o++) {
                 const struct nmk_column *other = &vm->control->column[o];
                 if (!active(vm, o) || other->group != c->group || other->pos > c->pos || other->pos < s.lo) continue;
                 k[own] = qkv + o * width + (P.heads + head) * HEAD_DIM;
-                v[own++] = qkv + o * width + (P.heads + P.kv_heads + head) * HEAD_DIM;
+                v[own] = qkv + o * width + (P.heads + P.kv_heads + head) * HEAD_DIM;
+                if (P.qk_norm) {
+                    const int at = o * (width / 16) + (P.heads + head) * (HEAD_DIM / 16);
+                    const float scale = head_scale(squares + at, P.eps);
+                    for (int j = 0; j < HEAD_DIM; j++) normed[own][j] = bf16_round(bf16_value(k[own][j]) * scale);
+                    k[own] = normed[own];
+                    if (o == n) /* qkv appends V, and K only where there is no norm */
+                        memcpy(kv_page(vm, c, c->pos, t.sliding, layers, t.kv_layer, P.kv_heads, head) +
+                               c->pos % PAGE * HEAD_DIM, normed[own], sizeof normed[own]);
+                }
+                own++;
             }
             attend(state, q, k, v, own);
         }
@@ -264,12 +441,10 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
             }
             attend(state, q, k, v, tokens);
         }
-        /* the order in which the device's warps hold the result: warp = 16 dims, lane = 4 * (dim % 8) + head / 2 */
         for (int h = 0; h < GROUP; h++) {
-            float *to = part + (size_t)slot * SLOT_FLOATS + h / 2 * 4 + h % 2;
-            for (int dim = 0; dim < HEAD_DIM; dim++)
-                to[dim / 16 * 128 + dim % 8 * 16 + dim % 16 / 8 * 2] = state->o[h][dim];
-            part_ml[slot * 16 + h] = state->m[h], part_ml[slot * 16 + 8 + h] = state->l[h];
+            float *to = part + (size_t)slot * SLOT_FLOATS, *ml = part_ml + (slot * PAIRS + h / 2) * 4 + h % 2;
+            for (int dim = 0; dim < HEAD_DIM; dim++) to[part_float(h, dim)] = state->o[h][dim];
+            ml[0] = state->m[h], ml[2] = state->l[h];
         }
     }
 }

@@ -11,46 +11,61 @@
 //@device help
 static_assert(NMK_CHUNKS_MAX <= MAX_PARTS, "combine holds all partials of a head at once");
 
-/* A unit is (column, kv head, 8 of the 256 float4 of a partial): 2 heads x 2 dims a lane, lane group p takes partials
- * p, p+4, ... */
+constexpr int GROUP = P::heads / P::kv_heads, PAIRS = (GROUP + 1) / 2, DIM_TILES = P::head_dim / 16;
+constexpr int SLOT = DIM_TILES * 8 * PAIRS, UNITS = SLOT / 8; /* float4 of a partial, and units; see attention */
+
+/* A unit is (column, kv head, 8 float4 of a partial): 2 heads x 2 dims a lane, lane group p takes partials p, p+4, ...
+ */
 DEVICE void help(Helper &c, const Task &t)
 {
     const Shared &s = c.s;
-    const int kind = t.sliding, lane = c.lane, p = lane >> 3, d4 = lane & 7, head = 2 * (d4 & 3);
-    const float *part = c.buffer<float>(t.part), *part_ml = part + (u64)P::part_slots * 1024;
+    const int kind = t.sliding, lane = c.lane, p = lane >> 3, d4 = lane & 7, high = lane & 1;
+    const float4 *part = c.buffer<float4>(t.part), *part_ml = part + (u64)P::part_slots * SLOT;
     bf16 *attn = c.buffer<bf16>(t.attn);
 #pragma unroll 1
     for (int u = t.first; u < t.end; u += t.step) {
-        const int n = u / (P::kv_heads * 32), kv_head = u / 32 % P::kv_heads, i8 = u % 32, chunks = s.chunks[kind][n];
+        const int n = u / (P::kv_heads * UNITS), kv_head = u / UNITS % P::kv_heads, i8 = u % UNITS;
+        const int chunks = s.chunks[kind][n];
         if (chunks == 0) continue;
-        const int slot = s.chunk0[kind][n] + kv_head * chunks + p;
-        const float *from = part + (u64)slot * 1024 + i8 * 32 + d4 * 4, *ml = part_ml + (u64)slot * 16 + head;
-        constexpr int EACH = (NMK_CHUNKS_MAX + 3) / 4;
-        float2 m[EACH], l[EACH];
+        const int pairs = i8 * 4 + (d4 >> 1), pair = pairs % PAIRS, dims = pairs / PAIRS; /* dims: by twos */
+        const int slot = s.chunk0[kind][n] + kv_head * chunks + p, last = chunks - 1 - p;
+        const float4 *from = part + (u64)slot * SLOT + i8 * 8 + d4, *ml = part_ml + (u64)slot * PAIRS + pair;
+        /* Two lanes have the same heads: each takes maxima and sums of every other partial, and tells its neighbour
+         * what they scale by.  Behind the last partial there is the last one again, which is no traffic and is scaled
+         * by 0: a condition would cost registers. */
+        constexpr int EACH = (NMK_CHUNKS_MAX + 3) / 4, HALF = (EACH + 1) / 2;
+        float2 m[HALF], l[HALF];
         float4 v[EACH];
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            m[j] = make_float2(-1e30f, -1e30f), l[j] = make_float2(0, 0), v[j] = make_float4(0, 0, 0, 0);
-            if (p + 4 * j < chunks) {
-                m[j] = __ldcg((const float2 *)(ml + j * 64)), l[j] = __ldcg((const float2 *)(ml + j * 64 + 8));
-                v[j] = __ldcg((const float4 *)(from + j * 4096));
-            }
+        for (int j = 0; j < HALF; j++) {
+            const int k = 4 * high + 8 * j;
+            const float4 both = __ldcg(ml + min(k, last) * PAIRS);
+            m[j] = k <= last ? make_float2(both.x, both.y) : make_float2(-1e30f, -1e30f);
+            l[j] = make_float2(both.z, both.w);
         }
+#pragma unroll
+        for (int j = 0; j < EACH; j++) v[j] = __ldcg(from + min(4 * j, last) * SLOT);
         float2 top = m[0], sum = make_float2(0, 0);
         float4 o = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int j = 1; j < EACH; j++) top.x = fmaxf(top.x, m[j].x), top.y = fmaxf(top.y, m[j].y);
+        for (int j = 1; j < HALF; j++) top.x = fmaxf(top.x, m[j].x), top.y = fmaxf(top.y, m[j].y);
 #pragma unroll
-        for (int k = 8; k <= 16; k <<= 1) {
+        for (int k = 1; k <= 16; k = k == 1 ? 8 : 2 * k) {
             top.x = fmaxf(top.x, __shfl_xor_sync(~0u, top.x, k));
             top.y = fmaxf(top.y, __shfl_xor_sync(~0u, top.y, k));
         }
 #pragma unroll
+        for (int j = 0; j < HALF; j++) {
+            m[j].x = exp2_fast(m[j].x - top.x), m[j].y = exp2_fast(m[j].y - top.y);
+            sum.x += l[j].x * m[j].x, sum.y += l[j].y * m[j].y;
+        }
+#pragma unroll
         for (int j = 0; j < EACH; j++) {
-            const float a = exp2_fast(m[j].x - top.x), b = exp2_fast(m[j].y - top.y);
-            sum.x += l[j].x * a, sum.y += l[j].y * b;
+            const int owner = (lane & ~1) + (j & 1);
+            const float a = __shfl_sync(~0u, m[j / 2].x, owner), b = __shfl_sync(~0u, m[j / 2].y, owner);
             o.x += v[j].x * a, o.y += v[j].y * b, o.z += v[j].z * a, o.w += v[j].w * b;
         }
+        sum.x += __shfl_xor_sync(~0u, sum.x, 1), sum.y += __shfl_xor_sync(~0u, sum.y, 1);
 #pragma unroll
         for (int k = 8; k <= 16; k <<= 1) {
             sum.x += __shfl_xor_sync(~0u, sum.x, k), sum.y += __shfl_xor_sync(~0u, sum.y, k);
@@ -59,21 +74,22 @@ DEVICE void help(Helper &c, const Task &t)
         }
         const float ra = 1.f / sum.x, rb = 1.f / sum.y;
         o.x *= ra, o.z *= ra, o.y *= rb, o.w *= rb;
-        /* lanes d4 and d4+4 hold dims g and g+1 (g even): one keeps the low half of the tile, the other dims + 8 */
-        const bool high = d4 >= 4;
-        const float xa = __shfl_xor_sync(~0u, high ? o.x : o.z, 4), xb = __shfl_xor_sync(~0u, high ? o.y : o.w, 4);
+        /* lanes d4 and d4+1 hold dims g and g+1 (g even): one keeps the low half of the tile, the other dims + 8 */
+        const float xa = __shfl_xor_sync(~0u, high ? o.x : o.z, 1), xb = __shfl_xor_sync(~0u, high ? o.y : o.w, 1);
         const u32 a = high ? bf16_pair(xa, o.z) : bf16_pair(o.x, xa);
         const u32 b = high ? bf16_pair(xb, o.w) : bf16_pair(o.y, xb);
         if (p == 0) {
-            const int dim = i8 / 4 * 16 + i8 % 4 * 2 + (high ? 8 : 0);
-            bf16 *to = attn + (n * P::heads + kv_head * 8 + head) * P::head_dim + dim;
-            *(u32 *)to = a, *(u32 *)(to + P::head_dim) = b;
+            const int dim = dims / 4 * 16 + dims % 4 * 2 + high * 8;
+            bf16 *to = attn + (n * P::heads + kv_head * GROUP + 2 * pair) * P::head_dim + dim;
+            *(u32 *)to = a;
+            if (GROUP % 2 == 0 || pair < PAIRS - 1) *(u32 *)(to + P::head_dim) = b;
         }
     }
 }
 
 //@reference
-/* A unit is 8 of a slot's 256 quadruples of one (column, kv head): 2 dims by 2 heads each. */
+/* A unit is 8 quadruples of a slot of one (column, kv head): 2 dims by 2 heads each, as part_float has them. */
+enum { UNITS = SLOT_FLOATS / 32 };
 const float *part = buffer(vm, t.part), *part_ml = part + (size_t)P.part_slots * SLOT_FLOATS;
 uint16_t *attn = buffer(vm, t.attn);
 int start[NMK_COLUMNS], count[NMK_COLUMNS], slot = 0;
@@ -83,17 +99,20 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     slot += P.kv_heads * count[n];
 }
 for (int u = t.first; u < t.end; u += t.step) {
-    const int n = u / (P.kv_heads * 32), kv_head = u / 32 % P.kv_heads;
+    const int n = u / (P.kv_heads * UNITS), kv_head = u / UNITS % P.kv_heads;
     if (n >= NMK_COLUMNS || !active(vm, n)) continue;
-    for (int i = u % 32 * 32; i < u % 32 * 32 + 32; i++) { /* i: float within the slot, see attention */
-        const int lane = i / 4 % 32, head = lane % 4 * 2 + i % 2, dim = i / 128 * 16 + lane / 4 + i % 4 / 2 * 8;
+    for (int i = u % UNITS * 32; i < u % UNITS * 32 + 32; i++) { /* i: float within the slot, see part_float */
+        const int pairs = i / 8 % PAIRS, dims = i / 8 / PAIRS;
+        const int head = pairs * 2 + i % 2, dim = dims / 4 * 16 + dims % 4 * 2 + i / 4 % 2 + i / 2 % 2 * 8;
         const int slot0 = start[n] + kv_head * count[n];
+        const float *ml0 = part_ml + (size_t)(slot0 * PAIRS + pairs) * 4 + i % 2; /* max; two further: sum */
         float top = -1e30f, sum = 0, o = 0;
-        for (int s = slot0; s < slot0 + count[n]; s++)
-            if (part_ml[s * 16 + head] > top) top = part_ml[s * 16 + head];
-        for (int s = slot0; s < slot0 + count[n]; s++) {
-            const float scale = exp2f(part_ml[s * 16 + head] - top);
-            sum += part_ml[s * 16 + 8 + head] * scale, o += part[(size_t)s * SLOT_FLOATS + i] * scale;
+        if (head >= GROUP) continue;
+        for (int s = 0; s < count[n]; s++)
+            if (ml0[s * PAIRS * 4] > top) top = ml0[s * PAIRS * 4];
+        for (int s = 0; s < count[n]; s++) {
+            const float scale = exp2f(ml0[s * PAIRS * 4] - top);
+            sum += ml0[s * PAIRS * 4 + 2] * scale, o += part[(size_t)(slot0 + s) * SLOT_FLOATS + i] * scale;
         }
         attn[(n * P.heads + kv_head * GROUP + head) * HEAD_DIM + dim] = bf16_round(o / sum);
     }

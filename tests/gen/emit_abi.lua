@@ -96,6 +96,8 @@ enum nmk_layout {
     NMK_LAYOUT_PAIRS = 1,
     NMK_LAYOUT_GATE_UP = 2,
     NMK_LAYOUT_VECTOR = 3,
+    NMK_LAYOUT_HALVES64 = 4,
+    NMK_LAYOUT_HALVES128 = 5,
 };
 ]])
 

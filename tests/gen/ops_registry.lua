@@ -29,7 +29,7 @@ end
 t.case("buffers come after the task fields, reads first", fields("combine"),
   "8 first, 9 step, 10 end, 11 sliding, 12 part*, 13 attn*")
 t.case("kv, control and SM-local data have no field", fields("qkv"),
-  "8 tile, 9 tiles, 10 weight_kib, 11 rope, 12 sliding, 13 kv_layer, 14 qkv*")
+  "8 tile, 9 tiles, 10 weight_kib, 11 rope, 12 sliding, 13 kv_layer, 14 bias_kib, 15 gamma_kib, 16 qkv*, 17 squares*")
 t.case("a buffer that is read and written has one field per name", fields("residual"), "8 tile, 9 x*, 10 y*")
 
 local function sync(name)

@@ -14,12 +14,11 @@ static const double LIMIT = 1e-2;
 
 /* bf16 index, in the streamed half page of K (or V), of dim d of token r. */
 static int streamed(int v, int token, int d) {
-    const int tile = token >> 4, r = token & 15, m = d & 15;
+    const int tile = (token >> 4) * (NMK_HEAD_DIM / 16), r = token & 15, m = d & 15;
     if (v)
-        return ((tile * 8 + d / 16) * 512 + ((m & 7) * 4 + ((r & 7) >> 1)) * 16 + (r >> 3) * 8 + (m >> 3) * 4) / 2 +
+        return ((tile + d / 16) * 512 + ((m & 7) * 4 + ((r & 7) >> 1)) * 16 + (r >> 3) * 8 + (m >> 3) * 4) / 2 +
                (r & 1);
-    return ((tile * 8 + d / 32 * 2 + (d >> 2 & 1)) * 512 + ((r & 7) * 4 + (d >> 3 & 3)) * 16 + (d & 2) * 4 +
-            (r >> 3) * 4) /
+    return ((tile + d / 32 * 2 + (d >> 2 & 1)) * 512 + ((r & 7) * 4 + (d >> 3 & 3)) * 16 + (d & 2) * 4 + (r >> 3) * 4) /
                2 +
            (d & 1);
 }

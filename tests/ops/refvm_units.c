@@ -131,7 +131,7 @@ static void test_attention(int sliding, int base, int other) {
     uint16_t *qkv = buffer(&vm, offset);
     d[NMK_WORD_ATTENTION_QKV] = offset, offset += NMK_COLUMNS * QKV_ROWS * 2 / 128;
     d[NMK_WORD_ATTENTION_PART] = e[NMK_WORD_COMBINE_PART] = offset,
-    offset += NMK_PART_SLOTS * (SLOT_FLOATS + 16) * 4 / 128;
+    offset += NMK_PART_SLOTS * (SLOT_FLOATS + 4 * PAIRS) * 4 / 128;
     e[NMK_WORD_COMBINE_ATTN] = offset;
     const uint16_t *attn = buffer(&vm, offset);
     memset(vm.arena, 0xff, (size_t)NMK_ARENA_BYTES);

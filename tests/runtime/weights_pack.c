@@ -11,7 +11,7 @@
 
 /* ---------------------------------------------------------------- the layout */
 
-static const char *const layout_names[] = {"rows", "pairs", "gate_up", "vector"};
+static const char *const layout_names[] = {"rows", "pairs", "gate_up", "vector", "halves64", "halves128"};
 
 static void test_layout(int layout, int rows, int cols) {
     size_t natural = (size_t)rows * (size_t)cols, packed = (size_t)nmk_packed_bytes(rows, cols, layout) / 2;
@@ -22,7 +22,7 @@ static void test_layout(int layout, int rows, int cols) {
     memset(got, 0xee, packed * 2);
     plain_pack(expected, src, rows, cols, layout);
     /* In parts, as tensors and staging buffers cut it, last part first. */
-    int half = layout == NMK_LAYOUT_GATE_UP ? rows / 2 : rows, unit = layout == NMK_LAYOUT_GATE_UP ? 8 : 16;
+    int half = layout == NMK_LAYOUT_GATE_UP ? rows / 2 : rows, unit = nmk_packed_unit(layout);
     for (int end = rows; end > 0;) {
         int low = end > half ? half : 0, first = end - 3 * unit < low ? low : end - 3 * unit;
         size_t n = (size_t)(end - first) * (size_t)cols;
@@ -143,9 +143,17 @@ int main(void) {
         test_bijection(layout, 32, 96), test_bijection(layout, 16, 768), test_bijection(layout, 32, 1024);
     }
     test_short(NMK_LAYOUT_ROWS, 33, 256), test_short(NMK_LAYOUT_ROWS, 47, 96);
+    /* heads of 64 and of 128 rows */
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        test_layout(NMK_LAYOUT_HALVES64, shapes[i][0] * 4, shapes[i][1]);
+        test_layout(NMK_LAYOUT_HALVES128, shapes[i][0] * 8, shapes[i][1]);
+    }
+    test_bijection(NMK_LAYOUT_HALVES64, 128, 96), test_bijection(NMK_LAYOUT_HALVES128, 128, 256);
     test_vector(100), test_vector(512), test_vector(2048);
     static const nmk_array arrays[] = {
         {"qkv", NMK_LAYOUT_PAIRS, 0, 2, 0, 64, 512, 9, 64, 64},
+        {"qkv_64", NMK_LAYOUT_HALVES64, 0, 2, 0, 192, 256, 9, 96, 96},
+        {"qkv_128", NMK_LAYOUT_HALVES128, 0, 1, 0, 256, 512, 9, 256, 256},
         {"up", NMK_LAYOUT_GATE_UP, 1, 2, 3, 96, 256, 9, 144, 48},
         {"down", NMK_LAYOUT_ROWS, 1, 1, 3, 64, 96, 9, 96, 32},
         {"down_odd", NMK_LAYOUT_ROWS, 0, 2, 0, 32, 776, 9, 64, 64},

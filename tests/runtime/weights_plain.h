@@ -24,6 +24,10 @@ static void plain_pack(u16 *dst, const u16 *src, int rows, int cols, int layout)
                         int a = 16 * c + g, b = 16 * c + g + 8;
                         if (layout == NMK_LAYOUT_PAIRS) a = 16 * c + 2 * g, b = a + 1;
                         if (layout == NMK_LAYOUT_GATE_UP) a = 8 * c + g, b = rows / 2 + 8 * c + g;
+                        if (layout == NMK_LAYOUT_HALVES64 || layout == NMK_LAYOUT_HALVES128) {
+                            int head = layout == NMK_LAYOUT_HALVES64 ? 64 : 128, tiles_of = head / 16;
+                            a = c / tiles_of * head + c % tiles_of * 8 + g, b = a + head / 2;
+                        }
                         int row[8] = {a, a, b, b, a, a, b, b},
                             col[8] = {k, k + 1, k, k + 1, k + 2, k + 3, k + 2, k + 3};
                         for (int j = 0; j < 8; j++) {

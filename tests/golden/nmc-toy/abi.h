@@ -19,7 +19,7 @@
 #define NMK_COUNTERS 38
 #define NMK_NODES 60
 #define NMK_TICKETS 5
-#define NMK_ARENA_BYTES 1719552
+#define NMK_ARENA_BYTES 1719680
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
 #define NMK_KV_HEAD_BYTES 32768
@@ -116,7 +116,8 @@ enum nmk_attention_word {
     NMK_WORD_ATTENTION_SLIDING = 8,
     NMK_WORD_ATTENTION_KV_LAYER = 9,
     NMK_WORD_ATTENTION_QKV = 10,
-    NMK_WORD_ATTENTION_PART = 11,
+    NMK_WORD_ATTENTION_SQUARES = 11,
+    NMK_WORD_ATTENTION_PART = 12,
 };
 enum nmk_clear_cuts_word {
     NMK_WORD_CLEAR_CUTS_COLUMN = 8,
@@ -197,7 +198,10 @@ enum nmk_qkv_word {
     NMK_WORD_QKV_ROPE = 11,
     NMK_WORD_QKV_SLIDING = 12,
     NMK_WORD_QKV_KV_LAYER = 13,
-    NMK_WORD_QKV_QKV = 14,
+    NMK_WORD_QKV_BIAS_KIB = 14,
+    NMK_WORD_QKV_GAMMA_KIB = 15,
+    NMK_WORD_QKV_QKV = 16,
+    NMK_WORD_QKV_SQUARES = 17,
 };
 enum nmk_residual_word {
     NMK_WORD_RESIDUAL_TILE = 8,
@@ -363,6 +367,8 @@ enum nmk_layout {
     NMK_LAYOUT_PAIRS = 1,
     NMK_LAYOUT_GATE_UP = 2,
     NMK_LAYOUT_VECTOR = 3,
+    NMK_LAYOUT_HALVES64 = 4,
+    NMK_LAYOUT_HALVES128 = 5,
 };
 /* A packed weight array: (layer, expert) is at kib + (layer - layer0) * layer_kib + expert * expert_kib. */
 typedef struct nmk_array {

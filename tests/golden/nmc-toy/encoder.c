@@ -83,7 +83,9 @@ static const struct set sets[] = {
     {NMK_WORD_QKV_WEIGHT_KIB, 2054, -1},
     {NMK_WORD_QKV_ROPE, 1, -1},
     {NMK_WORD_QKV_QKV, 132, -1},
+    {NMK_WORD_QKV_SQUARES, 13434, -1},
     {NMK_WORD_ATTENTION_QKV, 132, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
     {NMK_WORD_ATTENTION_PART, 292, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
@@ -113,10 +115,12 @@ static const struct set sets[] = {
     {NMK_WORD_QKV_ROPE, 1, -1},
     {NMK_WORD_QKV_SLIDING, 1, -1},
     {NMK_WORD_QKV_QKV, 132, -1},
+    {NMK_WORD_QKV_SQUARES, 13434, -1},
     {NMK_WORD_ROUTE_TICKET, 1, -1},
     {NMK_WORD_ROUTE_LOGITS, 128, -1},
     {NMK_WORD_ATTENTION_SLIDING, 1, -1},
     {NMK_WORD_ATTENTION_QKV, 132, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
     {NMK_WORD_ATTENTION_PART, 292, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
@@ -147,11 +151,13 @@ static const struct set sets[] = {
     {NMK_WORD_QKV_SLIDING, 1, -1},
     {NMK_WORD_QKV_KV_LAYER, 1, -1},
     {NMK_WORD_QKV_QKV, 132, -1},
+    {NMK_WORD_QKV_SQUARES, 13434, -1},
     {NMK_WORD_ROUTE_TICKET, 2, -1},
     {NMK_WORD_ROUTE_LOGITS, 128, -1},
     {NMK_WORD_ATTENTION_SLIDING, 1, -1},
     {NMK_WORD_ATTENTION_KV_LAYER, 1, -1},
     {NMK_WORD_ATTENTION_QKV, 132, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
     {NMK_WORD_ATTENTION_PART, 292, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
@@ -183,11 +189,13 @@ static const struct set sets[] = {
     {NMK_WORD_QKV_SLIDING, 1, -1},
     {NMK_WORD_QKV_KV_LAYER, 2, -1},
     {NMK_WORD_QKV_QKV, 132, -1},
+    {NMK_WORD_QKV_SQUARES, 13434, -1},
     {NMK_WORD_ROUTE_TICKET, 3, -1},
     {NMK_WORD_ROUTE_LOGITS, 128, -1},
     {NMK_WORD_ATTENTION_SLIDING, 1, -1},
     {NMK_WORD_ATTENTION_KV_LAYER, 2, -1},
     {NMK_WORD_ATTENTION_QKV, 132, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
     {NMK_WORD_ATTENTION_PART, 292, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
@@ -216,10 +224,12 @@ static const struct set sets[] = {
     {NMK_WORD_QKV_WEIGHT_KIB, 4614, -1},
     {NMK_WORD_QKV_KV_LAYER, 1, -1},
     {NMK_WORD_QKV_QKV, 132, -1},
+    {NMK_WORD_QKV_SQUARES, 13434, -1},
     {NMK_WORD_ROUTE_TICKET, 4, -1},
     {NMK_WORD_ROUTE_LOGITS, 128, -1},
     {NMK_WORD_ATTENTION_KV_LAYER, 1, -1},
     {NMK_WORD_ATTENTION_QKV, 132, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
     {NMK_WORD_ATTENTION_PART, 292, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
@@ -287,66 +297,66 @@ static const struct run runs[] = {
     {{NMK_OP_EMBED, 0, -1, 0, -1, 0, 0, 0}, 16, 0, 0, 1}, /* embed */
     {{NMK_OP_CLEAR_CUTS, 1, -1, 0, -1, 0, -1, 0}, 8, 16, 1, 2}, /* clear_cuts */
     {{NMK_OP_NORM, 2, 0, 32, -1, 0, -1, 0}, 132, 24, 3, 1}, /* layer0.norm */
-    {{NMK_OP_QKV, 3, -1, 0, -1, 0, 1, 0}, 80, 236, 4, 5}, /* layer0.qkv */
-    {{NMK_OP_ATTENTION, 4, 1, 160, -1, 0, 2, 0}, 132, 24, 9, 2}, /* layer0.attention */
-    {{NMK_OP_COMBINE, 5, 2, 264, -1, 0, 3, 0}, 132, 24, 11, 5}, /* layer0.combine */
-    {{NMK_OP_DENSE_UP, 6, -1, 0, -1, 0, 4, 0}, 64, 380, 16, 4}, /* layer0.dense_up */
-    {{NMK_OP_O_PROJ, 7, 3, 132, -1, 0, -1, 0}, 16, 0, 20, 3}, /* layer0.o_proj */
-    {{NMK_OP_DENSE_DOWN, 8, 4, 128, -1, 0, -1, 0}, 16, 0, 23, 3}, /* layer0.dense_down */
-    {{NMK_OP_RESIDUAL, 9, -1, 0, -1, 0, 5, 0}, 16, 0, 26, 2}, /* layer0.residual */
-    {{NMK_OP_NORM, 10, 5, 32, -1, 0, -1, 0}, 132, 24, 28, 2}, /* layer1.norm */
-    {{NMK_OP_ROUTER, 11, -1, 0, -1, 0, 6, 0}, 1, 444, 30, 3}, /* layer1.router */
-    {{NMK_OP_QKV, 12, -1, 0, -1, 0, 7, 0}, 80, 445, 33, 6}, /* layer1.qkv */
-    {{NMK_OP_ROUTE, 13, 6, 2, -1, 0, -1, 0}, 132, 24, 39, 2}, /* layer1.route */
-    {{NMK_OP_ATTENTION, 14, 7, 160, -1, 0, 8, 0}, 132, 24, 41, 3}, /* layer1.attention */
-    {{NMK_OP_COMBINE, 15, 8, 264, -1, 0, 9, 0}, 132, 24, 44, 6}, /* layer1.combine */
-    {{NMK_OP_EXPERT_UP, 16, -1, 0, -1, 0, 10, 0}, 132, 24, 50, 4}, /* layer1.expert_up */
-    {{NMK_OP_O_PROJ, 17, 9, 132, -1, 0, -1, 0}, 16, 0, 54, 3}, /* layer1.o_proj */
-    {{NMK_OP_EXPERT_DOWN, 18, 10, 264, -1, 0, -1, 0}, 16, 0, 57, 3}, /* layer1.expert_down */
-    {{NMK_OP_RESIDUAL, 19, -1, 0, -1, 0, 11, 0}, 16, 0, 60, 2}, /* layer1.residual */
-    {{NMK_OP_NORM, 20, 11, 32, -1, 0, -1, 0}, 132, 24, 62, 1}, /* layer2.norm */
-    {{NMK_OP_ROUTER, 21, -1, 0, -1, 0, 12, 0}, 1, 657, 63, 3}, /* layer2.router */
-    {{NMK_OP_QKV, 22, -1, 0, -1, 0, 13, 0}, 80, 658, 66, 7}, /* layer2.qkv */
-    {{NMK_OP_ROUTE, 23, 12, 2, -1, 0, -1, 1}, 132, 24, 73, 2}, /* layer2.route */
-    {{NMK_OP_ATTENTION, 24, 13, 160, -1, 0, 14, 0}, 132, 24, 75, 4}, /* layer2.attention */
-    {{NMK_OP_COMBINE, 25, 14, 264, -1, 0, 15, 0}, 132, 24, 79, 6}, /* layer2.combine */
-    {{NMK_OP_EXPERT_UP, 26, -1, 0, -1, 0, 16, 1}, 132, 24, 85, 4}, /* layer2.expert_up */
-    {{NMK_OP_O_PROJ, 27, 15, 132, -1, 0, -1, 0}, 16, 0, 89, 3}, /* layer2.o_proj */
-    {{NMK_OP_EXPERT_DOWN, 28, 16, 264, -1, 0, -1, 1}, 16, 0, 92, 3}, /* layer2.expert_down */
-    {{NMK_OP_RESIDUAL, 29, -1, 0, -1, 0, 17, 0}, 16, 0, 95, 2}, /* layer2.residual */
-    {{NMK_OP_NORM, 30, 17, 32, -1, 0, -1, 0}, 132, 24, 97, 2}, /* layer3.norm */
-    {{NMK_OP_ROUTER, 31, -1, 0, -1, 0, 18, 0}, 1, 870, 99, 3}, /* layer3.router */
-    {{NMK_OP_QKV, 32, -1, 0, -1, 0, 19, 0}, 80, 871, 102, 7}, /* layer3.qkv */
-    {{NMK_OP_ROUTE, 33, 18, 2, -1, 0, -1, 2}, 132, 24, 109, 2}, /* layer3.route */
-    {{NMK_OP_ATTENTION, 34, 19, 160, -1, 0, 20, 0}, 132, 24, 111, 4}, /* layer3.attention */
-    {{NMK_OP_COMBINE, 35, 20, 264, -1, 0, 21, 0}, 132, 24, 115, 6}, /* layer3.combine */
-    {{NMK_OP_EXPERT_UP, 36, -1, 0, -1, 0, 22, 2}, 132, 24, 121, 4}, /* layer3.expert_up */
-    {{NMK_OP_O_PROJ, 37, 21, 132, -1, 0, -1, 0}, 16, 0, 125, 3}, /* layer3.o_proj */
-    {{NMK_OP_EXPERT_DOWN, 38, 22, 264, -1, 0, -1, 2}, 16, 0, 128, 3}, /* layer3.expert_down */
-    {{NMK_OP_RESIDUAL, 39, -1, 0, -1, 0, 23, 0}, 16, 0, 131, 2}, /* layer3.residual */
-    {{NMK_OP_NORM, 40, 23, 32, -1, 0, -1, 0}, 132, 24, 133, 1}, /* layer4.norm */
-    {{NMK_OP_ROUTER, 41, -1, 0, -1, 0, 24, 0}, 1, 1083, 134, 3}, /* layer4.router */
-    {{NMK_OP_QKV, 42, -1, 0, -1, 0, 25, 0}, 80, 1084, 137, 5}, /* layer4.qkv */
-    {{NMK_OP_ROUTE, 43, 24, 2, -1, 0, -1, 3}, 132, 24, 142, 2}, /* layer4.route */
-    {{NMK_OP_ATTENTION, 44, 25, 160, -1, 0, 26, 0}, 132, 24, 144, 3}, /* layer4.attention */
-    {{NMK_OP_COMBINE, 45, 26, 264, -1, 0, 27, 0}, 132, 24, 147, 5}, /* layer4.combine */
-    {{NMK_OP_EXPERT_UP, 46, -1, 0, -1, 0, 28, 3}, 132, 24, 152, 4}, /* layer4.expert_up */
-    {{NMK_OP_O_PROJ, 47, 27, 132, -1, 0, -1, 0}, 16, 0, 156, 3}, /* layer4.o_proj */
-    {{NMK_OP_EXPERT_DOWN, 48, 28, 264, -1, 0, -1, 3}, 16, 0, 159, 3}, /* layer4.expert_down */
-    {{NMK_OP_RESIDUAL, 49, -1, 0, -1, 0, 29, 0}, 16, 0, 162, 2}, /* layer4.residual */
-    {{NMK_OP_NORM, 50, 29, 32, -1, 0, -1, 0}, 132, 24, 164, 2}, /* norm */
-    {{NMK_OP_LM_HEAD, 51, -1, 0, -1, 0, 30, 0}, 132, 24, 166, 5}, /* lm_head */
-    {{NMK_OP_CUT, 52, 30, 264, -1, 0, 31, 0}, 132, 24, 171, 3}, /* cut */
-    {{NMK_OP_CUT, 53, 31, 132, -1, 0, 32, 0}, 132, 24, 174, 4}, /* cut2 */
-    {{NMK_OP_CUT, 54, 32, 132, -1, 0, 33, 0}, 132, 24, 178, 4}, /* cut3 */
-    {{NMK_OP_CUT, 55, 33, 132, -1, 0, 34, 0}, 132, 24, 182, 4}, /* cut4 */
-    {{NMK_OP_CUT, 56, 34, 132, -1, 0, 35, 0}, 132, 24, 186, 4}, /* cut5 */
-    {{NMK_OP_CUT, 57, 35, 132, -1, 0, 36, 0}, 132, 24, 190, 4}, /* cut6 */
-    {{NMK_OP_DRAW, 58, 36, 132, -1, 0, 37, 0}, 132, 24, 194, 8}, /* draw */
-    {{NMK_OP_SAMPLE, 59, 37, 132, 30, 264, -1, 0}, 8, 16, 202, 5}, /* sample */
+    {{NMK_OP_QKV, 3, -1, 0, -1, 0, 1, 0}, 80, 236, 4, 6}, /* layer0.qkv */
+    {{NMK_OP_ATTENTION, 4, 1, 160, -1, 0, 2, 0}, 132, 24, 10, 3}, /* layer0.attention */
+    {{NMK_OP_COMBINE, 5, 2, 264, -1, 0, 3, 0}, 132, 24, 13, 5}, /* layer0.combine */
+    {{NMK_OP_DENSE_UP, 6, -1, 0, -1, 0, 4, 0}, 64, 380, 18, 4}, /* layer0.dense_up */
+    {{NMK_OP_O_PROJ, 7, 3, 132, -1, 0, -1, 0}, 16, 0, 22, 3}, /* layer0.o_proj */
+    {{NMK_OP_DENSE_DOWN, 8, 4, 128, -1, 0, -1, 0}, 16, 0, 25, 3}, /* layer0.dense_down */
+    {{NMK_OP_RESIDUAL, 9, -1, 0, -1, 0, 5, 0}, 16, 0, 28, 2}, /* layer0.residual */
+    {{NMK_OP_NORM, 10, 5, 32, -1, 0, -1, 0}, 132, 24, 30, 2}, /* layer1.norm */
+    {{NMK_OP_ROUTER, 11, -1, 0, -1, 0, 6, 0}, 1, 444, 32, 3}, /* layer1.router */
+    {{NMK_OP_QKV, 12, -1, 0, -1, 0, 7, 0}, 80, 445, 35, 7}, /* layer1.qkv */
+    {{NMK_OP_ROUTE, 13, 6, 2, -1, 0, -1, 0}, 132, 24, 42, 2}, /* layer1.route */
+    {{NMK_OP_ATTENTION, 14, 7, 160, -1, 0, 8, 0}, 132, 24, 44, 4}, /* layer1.attention */
+    {{NMK_OP_COMBINE, 15, 8, 264, -1, 0, 9, 0}, 132, 24, 48, 6}, /* layer1.combine */
+    {{NMK_OP_EXPERT_UP, 16, -1, 0, -1, 0, 10, 0}, 132, 24, 54, 4}, /* layer1.expert_up */
+    {{NMK_OP_O_PROJ, 17, 9, 132, -1, 0, -1, 0}, 16, 0, 58, 3}, /* layer1.o_proj */
+    {{NMK_OP_EXPERT_DOWN, 18, 10, 264, -1, 0, -1, 0}, 16, 0, 61, 3}, /* layer1.expert_down */
+    {{NMK_OP_RESIDUAL, 19, -1, 0, -1, 0, 11, 0}, 16, 0, 64, 2}, /* layer1.residual */
+    {{NMK_OP_NORM, 20, 11, 32, -1, 0, -1, 0}, 132, 24, 66, 1}, /* layer2.norm */
+    {{NMK_OP_ROUTER, 21, -1, 0, -1, 0, 12, 0}, 1, 657, 67, 3}, /* layer2.router */
+    {{NMK_OP_QKV, 22, -1, 0, -1, 0, 13, 0}, 80, 658, 70, 8}, /* layer2.qkv */
+    {{NMK_OP_ROUTE, 23, 12, 2, -1, 0, -1, 1}, 132, 24, 78, 2}, /* layer2.route */
+    {{NMK_OP_ATTENTION, 24, 13, 160, -1, 0, 14, 0}, 132, 24, 80, 5}, /* layer2.attention */
+    {{NMK_OP_COMBINE, 25, 14, 264, -1, 0, 15, 0}, 132, 24, 85, 6}, /* layer2.combine */
+    {{NMK_OP_EXPERT_UP, 26, -1, 0, -1, 0, 16, 1}, 132, 24, 91, 4}, /* layer2.expert_up */
+    {{NMK_OP_O_PROJ, 27, 15, 132, -1, 0, -1, 0}, 16, 0, 95, 3}, /* layer2.o_proj */
+    {{NMK_OP_EXPERT_DOWN, 28, 16, 264, -1, 0, -1, 1}, 16, 0, 98, 3}, /* layer2.expert_down */
+    {{NMK_OP_RESIDUAL, 29, -1, 0, -1, 0, 17, 0}, 16, 0, 101, 2}, /* layer2.residual */
+    {{NMK_OP_NORM, 30, 17, 32, -1, 0, -1, 0}, 132, 24, 103, 2}, /* layer3.norm */
+    {{NMK_OP_ROUTER, 31, -1, 0, -1, 0, 18, 0}, 1, 870, 105, 3}, /* layer3.router */
+    {{NMK_OP_QKV, 32, -1, 0, -1, 0, 19, 0}, 80, 871, 108, 8}, /* layer3.qkv */
+    {{NMK_OP_ROUTE, 33, 18, 2, -1, 0, -1, 2}, 132, 24, 116, 2}, /* layer3.route */
+    {{NMK_OP_ATTENTION, 34, 19, 160, -1, 0, 20, 0}, 132, 24, 118, 5}, /* layer3.attention */
+    {{NMK_OP_COMBINE, 35, 20, 264, -1, 0, 21, 0}, 132, 24, 123, 6}, /* layer3.combine */
+    {{NMK_OP_EXPERT_UP, 36, -1, 0, -1, 0, 22, 2}, 132, 24, 129, 4}, /* layer3.expert_up */
+    {{NMK_OP_O_PROJ, 37, 21, 132, -1, 0, -1, 0}, 16, 0, 133, 3}, /* layer3.o_proj */
+    {{NMK_OP_EXPERT_DOWN, 38, 22, 264, -1, 0, -1, 2}, 16, 0, 136, 3}, /* layer3.expert_down */
+    {{NMK_OP_RESIDUAL, 39, -1, 0, -1, 0, 23, 0}, 16, 0, 139, 2}, /* layer3.residual */
+    {{NMK_OP_NORM, 40, 23, 32, -1, 0, -1, 0}, 132, 24, 141, 1}, /* layer4.norm */
+    {{NMK_OP_ROUTER, 41, -1, 0, -1, 0, 24, 0}, 1, 1083, 142, 3}, /* layer4.router */
+    {{NMK_OP_QKV, 42, -1, 0, -1, 0, 25, 0}, 80, 1084, 145, 6}, /* layer4.qkv */
+    {{NMK_OP_ROUTE, 43, 24, 2, -1, 0, -1, 3}, 132, 24, 151, 2}, /* layer4.route */
+    {{NMK_OP_ATTENTION, 44, 25, 160, -1, 0, 26, 0}, 132, 24, 153, 4}, /* layer4.attention */
+    {{NMK_OP_COMBINE, 45, 26, 264, -1, 0, 27, 0}, 132, 24, 157, 5}, /* layer4.combine */
+    {{NMK_OP_EXPERT_UP, 46, -1, 0, -1, 0, 28, 3}, 132, 24, 162, 4}, /* layer4.expert_up */
+    {{NMK_OP_O_PROJ, 47, 27, 132, -1, 0, -1, 0}, 16, 0, 166, 3}, /* layer4.o_proj */
+    {{NMK_OP_EXPERT_DOWN, 48, 28, 264, -1, 0, -1, 3}, 16, 0, 169, 3}, /* layer4.expert_down */
+    {{NMK_OP_RESIDUAL, 49, -1, 0, -1, 0, 29, 0}, 16, 0, 172, 2}, /* layer4.residual */
+    {{NMK_OP_NORM, 50, 29, 32, -1, 0, -1, 0}, 132, 24, 174, 2}, /* norm */
+    {{NMK_OP_LM_HEAD, 51, -1, 0, -1, 0, 30, 0}, 132, 24, 176, 5}, /* lm_head */
+    {{NMK_OP_CUT, 52, 30, 264, -1, 0, 31, 0}, 132, 24, 181, 3}, /* cut */
+    {{NMK_OP_CUT, 53, 31, 132, -1, 0, 32, 0}, 132, 24, 184, 4}, /* cut2 */
+    {{NMK_OP_CUT, 54, 32, 132, -1, 0, 33, 0}, 132, 24, 188, 4}, /* cut3 */
+    {{NMK_OP_CUT, 55, 33, 132, -1, 0, 34, 0}, 132, 24, 192, 4}, /* cut4 */
+    {{NMK_OP_CUT, 56, 34, 132, -1, 0, 35, 0}, 132, 24, 196, 4}, /* cut5 */
+    {{NMK_OP_CUT, 57, 35, 132, -1, 0, 36, 0}, 132, 24, 200, 4}, /* cut6 */
+    {{NMK_OP_DRAW, 58, 36, 132, -1, 0, 37, 0}, 132, 24, 204, 8}, /* draw */
+    {{NMK_OP_SAMPLE, 59, 37, 132, 30, 264, -1, 0}, 8, 16, 212, 5}, /* sample */
 };
 
-#define WORDS_HASH 0x31e3ea8d69fced79u
+#define WORDS_HASH 0x7e0cedbd0f923ac1u
 ... templates/encoder.c
 
 const uint64_t nmk_hash = 0xHASH;
@@ -417,8 +427,9 @@ const nmk_buffer nmk_buffers[] = {
     {"cuts", 11176, 56, 114688},
     {"drawn", 12072, 132, 1056},
     {"tops", 12081, 132, 173184},
+    {"squares", 13434, 1, 32},
 };
-const int nmk_buffer_count = 14;
+const int nmk_buffer_count = 15;
 
 const nmk_config nmk_configs[] = {
     {"model_type", NULL, "\"cohere2_moe\"", 1},
@@ -520,6 +531,7 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_ATTENTION, NMK_WORD_ATTENTION_SLIDING, "sliding"},
     {NMK_OP_ATTENTION, NMK_WORD_ATTENTION_KV_LAYER, "kv_layer"},
     {NMK_OP_ATTENTION, NMK_WORD_ATTENTION_QKV, "qkv"},
+    {NMK_OP_ATTENTION, NMK_WORD_ATTENTION_SQUARES, "squares"},
     {NMK_OP_ATTENTION, NMK_WORD_ATTENTION_PART, "part"},
     {NMK_OP_CLEAR_CUTS, NMK_WORD_CLEAR_CUTS_COLUMN, "column"},
     {NMK_OP_CLEAR_CUTS, NMK_WORD_CLEAR_CUTS_CUTS, "cuts"},
@@ -575,7 +587,10 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_QKV, NMK_WORD_QKV_ROPE, "rope"},
     {NMK_OP_QKV, NMK_WORD_QKV_SLIDING, "sliding"},
     {NMK_OP_QKV, NMK_WORD_QKV_KV_LAYER, "kv_layer"},
+    {NMK_OP_QKV, NMK_WORD_QKV_BIAS_KIB, "bias_kib"},
+    {NMK_OP_QKV, NMK_WORD_QKV_GAMMA_KIB, "gamma_kib"},
     {NMK_OP_QKV, NMK_WORD_QKV_QKV, "qkv"},
+    {NMK_OP_QKV, NMK_WORD_QKV_SQUARES, "squares"},
     {NMK_OP_RESIDUAL, NMK_WORD_RESIDUAL_TILE, "tile"},
     {NMK_OP_RESIDUAL, NMK_WORD_RESIDUAL_X, "x"},
     {NMK_OP_RESIDUAL, NMK_WORD_RESIDUAL_Y, "y"},
@@ -591,7 +606,7 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_SAMPLE, NMK_WORD_SAMPLE_TOPS, "tops"},
     {NMK_OP_SAMPLE, NMK_WORD_SAMPLE_RAW_LOGITS, "raw_logits"},
 };
-const int nmk_field_count = 73;
+const int nmk_field_count = 77;
 
 const char *const nmk_opcode_names[NMK_OPCODES] = {
     "end", "attention", "clear_cuts", "combine", "cut", "dense_down", "dense_up", "draw", "embed", "expert_down",

@@ -15,7 +15,7 @@
 #define NMK_COUNTERS 38
 #define NMK_NODES 60
 #define NMK_TICKETS 5
-#define NMK_ARENA_BYTES 1719552
+#define NMK_ARENA_BYTES 1719680
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
 #define NMK_KV_HEAD_BYTES 32768
@@ -112,7 +112,8 @@ enum nmk_attention_word {
     NMK_WORD_ATTENTION_SLIDING = 8,
     NMK_WORD_ATTENTION_KV_LAYER = 9,
     NMK_WORD_ATTENTION_QKV = 10,
-    NMK_WORD_ATTENTION_PART = 11,
+    NMK_WORD_ATTENTION_SQUARES = 11,
+    NMK_WORD_ATTENTION_PART = 12,
 };
 enum nmk_clear_cuts_word {
     NMK_WORD_CLEAR_CUTS_COLUMN = 8,
@@ -193,7 +194,10 @@ enum nmk_qkv_word {
     NMK_WORD_QKV_ROPE = 11,
     NMK_WORD_QKV_SLIDING = 12,
     NMK_WORD_QKV_KV_LAYER = 13,
-    NMK_WORD_QKV_QKV = 14,
+    NMK_WORD_QKV_BIAS_KIB = 14,
+    NMK_WORD_QKV_GAMMA_KIB = 15,
+    NMK_WORD_QKV_QKV = 16,
+    NMK_WORD_QKV_SQUARES = 17,
 };
 enum nmk_residual_word {
     NMK_WORD_RESIDUAL_TILE = 8,
@@ -310,9 +314,11 @@ struct P {
     static constexpr int full_layers = 2;
     static constexpr int sliding_layers = 3;
     static constexpr int part_slots = 256;
+    static constexpr int qk_norm = 0;
+    static constexpr float eps = 1e-06f;
 };
-struct Task { int sliding; int kv_layer; int qkv; int part; };
-static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11]}; }
+struct Task { int sliding; int kv_layer; int qkv; int squares; int part; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12]}; }
 ... templates/ops/attention.cu
 ... templates/ops/attention.cu
 ... templates/ops/attention.cu
@@ -457,9 +463,12 @@ struct P {
     static constexpr int head_dim = 128;
     static constexpr int full_layers = 2;
     static constexpr int sliding_layers = 3;
+    static constexpr int rope_halves = 0;
+    static constexpr int qk_norm = 0;
+    static constexpr int qkv_bias = 0;
 };
-struct Task { int tile; int tiles; int weight_kib; int rope; int sliding; int kv_layer; int qkv; };
-static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13], d[14]}; }
+struct Task { int tile; int tiles; int weight_kib; int rope; int sliding; int kv_layer; int bias_kib; int gamma_kib; int qkv; int squares; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13], d[14], d[15], d[16], d[17]}; }
 ... templates/ops/qkv.cu
 } // namespace op_qkv
 

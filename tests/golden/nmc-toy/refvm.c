@@ -31,20 +31,23 @@ static const struct {
     int32_t full_layers;
     int32_t sliding_layers;
     int32_t part_slots;
+    int32_t qk_norm;
+    float eps;
 } attention_params = {
     .heads = 8, .kv_heads = 1, .head_dim = 128, .window = 128, .full_layers = 2, .sliding_layers = 3,
-    .part_slots = 256
+    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f
 };
 struct attention_task {
     int32_t sliding;
     int32_t kv_layer;
     int32_t qkv;
+    int32_t squares;
     int32_t part;
 };
 static int op_attention(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct attention_task t = {
-        .sliding = d[8], .kv_layer = d[9], .qkv = d[10], .part = d[11]
+        .sliding = d[8], .kv_layer = d[9], .qkv = d[10], .squares = d[11], .part = d[12]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)attention_params;
 #define P attention_params
@@ -351,8 +354,12 @@ static const struct {
     int32_t head_dim;
     int32_t full_layers;
     int32_t sliding_layers;
+    int32_t rope_halves;
+    int32_t qk_norm;
+    int32_t qkv_bias;
 } qkv_params = {
-    .hidden = 256, .heads = 8, .kv_heads = 1, .head_dim = 128, .full_layers = 2, .sliding_layers = 3
+    .hidden = 256, .heads = 8, .kv_heads = 1, .head_dim = 128, .full_layers = 2, .sliding_layers = 3,
+    .rope_halves = 0, .qk_norm = 0, .qkv_bias = 0
 };
 struct qkv_task {
     int32_t tile;
@@ -361,13 +368,16 @@ struct qkv_task {
     int32_t rope;
     int32_t sliding;
     int32_t kv_layer;
+    int32_t bias_kib;
+    int32_t gamma_kib;
     int32_t qkv;
+    int32_t squares;
 };
 static int op_qkv(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct qkv_task t = {
         .tile = d[8], .tiles = d[9], .weight_kib = d[10], .rope = d[11], .sliding = d[12], .kv_layer = d[13],
-        .qkv = d[14]
+        .bias_kib = d[14], .gamma_kib = d[15], .qkv = d[16], .squares = d[17]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)qkv_params;
 #define P qkv_params
