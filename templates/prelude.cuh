@@ -273,7 +273,11 @@ struct Context {
     {
         return s.desc + (task & (DESC_BLOCKS * DESC_BLOCK - 1)) * NMK_DESC_WORDS;
     }
-    __device__ __forceinline__ bool live(int column) const { return columns >> column & 1; }
+    __device__ __forceinline__ bool live(int column) const
+    {
+        /* attention with norms of q and k leaves no register for the set */
+        return NMK_QK_NORM ? s.pos[column] >= 0 : columns >> column & 1;
+    }
     /* Whether the global buffers have a place for the column, live or not. */
     static __device__ __forceinline__ bool stored(int column)
     {

@@ -113,7 +113,7 @@ local function decode(text)
     local op = low & 0xfff
     local control = high >> 41
     local i = {
-      at = at, op = op, high = high, always = low >> 12 & 15 == TRUE,
+      at = at, op = op, high = high, predicate = low >> 12 & 15, always = low >> 12 & 15 == TRUE,
       sets = control >> 5 & 7, waits = control >> 11 & 63,
       address = low >> 24 & 255, sources = {},
     }
@@ -245,6 +245,18 @@ local function walk_back(code, list, visit)
   end
 end
 
+--- The last instruction in front of n that gives register its value under n's own predicate, with nothing in between
+-- that jumps here, gives either another value or waits; or nil.
+local function same_condition(code, n, register)
+  local predicate = code[n].predicate
+  for m = n - 1, 1, -1 do
+    local i, to = code[m], code[m + 1].previous
+    if #to ~= 1 or to[1] ~= m or i.op == WAIT or i.op == 0x804 or i.op == 0x204 then return nil end -- R2P
+    if i.first and i.first <= register and register <= i.last then return i.predicate == predicate and m or nil end
+    if i.high >> 17 & 7 == predicate & 7 then return nil end -- where an instruction names the predicate that it sets
+  end
+end
+
 --- The instructions whose value register may hold when n issues: instruction -> age.
 local function definitions(code, n, register)
   local memo = code[n].definitions
@@ -255,6 +267,11 @@ local function definitions(code, n, register)
   if not memo[register] then
     local found = {}
     memo[register] = found
+    local same = not code[n].always and same_condition(code, n, register)
+    if same then
+      found[same] = 0
+      return found
+    end
     walk_back(code, { table.unpack(code[n].previous) }, function(m, waits)
       local i = code[m]
       local writes = i.first and i.first <= register and register <= i.last
