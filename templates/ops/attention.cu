@@ -143,7 +143,7 @@ DEVICE void compute(Consumer &c, const Task &t)
     const bf16 *qkv = c.buffer<bf16>(t.qkv);
     const float *squares = c.buffer<float>(t.squares);
     const float none = -1e30f;
-    constexpr bool AHEAD = TILES == 1 && !P::qk_norm; /* with two tiles, or norms, there are no registers for it */
+    constexpr bool AHEAD = TILES == 1; /* with two tiles there are no registers for it */
     uint4 ahead[TILES][FRAGMENTS];
     float2 squares_ahead[TILES];
     auto fetch = [&](int i) {
