@@ -25,12 +25,12 @@ DEVICE void store(Storer &c, const Task &t)
         const float *x = c.buffer<float>(t.x) + t.tile * 16 + c.g();
         float *y = c.buffer<float>(t.y) + t.tile * 16 + c.g();
         float old[4] = {0, 0, 0, 0}, v[4];
+        c.wait_job(); /* x may be the other storer's, and only what compute knows is behind it */
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int n = (2 * c.t() + j) * P::hidden;
             if (c.live(2 * c.t() + j)) old[j] = __ldcg(x + n), old[2 + j] = __ldcg(x + n + 8);
         }
-        c.wait_job();
         c.take(v);
 #pragma unroll
         for (int j = 0; j < 2; j++) {

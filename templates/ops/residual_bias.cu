@@ -28,12 +28,12 @@ DEVICE void store(Storer &c, const Task &t)
         const u16 *bias = (const u16 *)c.weights(t.bias_kib) + row;
         const float add[2] = {bf16_low(__ldg(bias)), bf16_low(__ldg(bias + 8))};
         float old[4] = {0, 0, 0, 0}, v[4];
+        c.wait_job(); /* x may be the other storer's, and only what compute knows is behind it */
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int n = (2 * c.t() + j) * P::hidden;
             if (c.live(2 * c.t() + j)) old[j] = __ldcg(x + n), old[2 + j] = __ldcg(x + n + 8);
         }
-        c.wait_job();
         c.take(v);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
