@@ -10,12 +10,56 @@
 @*/
 //@device help
 static_assert(NMK_CHUNKS_MAX <= MAX_PARTS, "combine holds all partials of a head at once");
-
 constexpr int GROUP = P::heads / P::kv_heads, PAIRS = (GROUP + 1) / 2, DIM_TILES = P::head_dim / 16;
 constexpr int SLOT = DIM_TILES * 8 * PAIRS, UNITS = SLOT / 8; /* float4 of a partial, and units; see attention */
 
-/* A unit is (column, kv head, 8 float4 of a partial): 2 heads x 2 dims a lane, lane group p takes partials p, p+4, ...
- */
+/* 8 float4 of up to 4 * EACH partials: lane group p takes partials p, p+4, ...; 2 heads x 2 dims a lane.  Behind the
+ * last partial there is the last one again, which is no traffic and is scaled by 0: a condition would cost registers.
+ * Two lanes have the same heads: where partials are many each takes maxima and sums of every other one only, and tells
+ * its neighbour what they scale by.  Leaves the lane's share of o and of the sum. */
+template <int EACH>
+DEVICE void merge(float4 &o, float2 &sum, const float4 *from, const float4 *ml, int last, int lane)
+{
+    constexpr bool SHARE = EACH > 4;
+    constexpr int MINE = SHARE ? (EACH + 1) / 2 : EACH;
+    const int high = lane & 1;
+    float2 m[MINE], l[MINE];
+    float4 v[EACH];
+#pragma unroll
+    for (int j = 0; j < MINE; j++) {
+        const int k = SHARE ? 4 * high + 8 * j : 4 * j;
+        const float4 both = __ldcg(ml + min(k, last) * PAIRS);
+        m[j] = k <= last ? make_float2(both.x, both.y) : make_float2(-1e30f, -1e30f);
+        l[j] = make_float2(both.z, both.w);
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) v[j] = __ldcg(from + min(4 * j, last) * SLOT);
+    float2 top = m[0];
+#pragma unroll
+    for (int j = 1; j < MINE; j++) top.x = fmaxf(top.x, m[j].x), top.y = fmaxf(top.y, m[j].y);
+#pragma unroll
+    for (int k = SHARE ? 1 : 8; k <= 16; k = k == 1 ? 8 : 2 * k) {
+        top.x = fmaxf(top.x, __shfl_xor_sync(~0u, top.x, k));
+        top.y = fmaxf(top.y, __shfl_xor_sync(~0u, top.y, k));
+    }
+#pragma unroll
+    for (int j = 0; j < MINE; j++) {
+        m[j].x = exp2_fast(m[j].x - top.x), m[j].y = exp2_fast(m[j].y - top.y);
+        sum.x += l[j].x * m[j].x, sum.y += l[j].y * m[j].y;
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        float a = m[SHARE ? j / 2 : j].x, b = m[SHARE ? j / 2 : j].y;
+        if constexpr (SHARE) {
+            const int owner = (lane & ~1) + (j & 1);
+            a = __shfl_sync(~0u, a, owner), b = __shfl_sync(~0u, b, owner);
+        }
+        o.x += v[j].x * a, o.y += v[j].y * b, o.z += v[j].z * a, o.w += v[j].w * b;
+    }
+    if constexpr (SHARE) sum.x += __shfl_xor_sync(~0u, sum.x, 1), sum.y += __shfl_xor_sync(~0u, sum.y, 1);
+}
+
+/* A unit is (column, kv head, 8 float4 of a partial). */
 DEVICE void help(Helper &c, const Task &t)
 {
     const Shared &s = c.s;
@@ -30,42 +74,11 @@ DEVICE void help(Helper &c, const Task &t)
         const int pairs = i8 * 4 + (d4 >> 1), pair = pairs % PAIRS, dims = pairs / PAIRS; /* dims: by twos */
         const int slot = s.chunk0[kind][n] + kv_head * chunks + p, last = chunks - 1 - p;
         const float4 *from = part + (u64)slot * SLOT + i8 * 8 + d4, *ml = part_ml + (u64)slot * PAIRS + pair;
-        /* Two lanes have the same heads: each takes maxima and sums of every other partial, and tells its neighbour
-         * what they scale by.  Behind the last partial there is the last one again, which is no traffic and is scaled
-         * by 0: a condition would cost registers. */
-        constexpr int EACH = (NMK_CHUNKS_MAX + 3) / 4, HALF = (EACH + 1) / 2;
-        float2 m[HALF], l[HALF];
-        float4 v[EACH];
-#pragma unroll
-        for (int j = 0; j < HALF; j++) {
-            const int k = 4 * high + 8 * j;
-            const float4 both = __ldcg(ml + min(k, last) * PAIRS);
-            m[j] = k <= last ? make_float2(both.x, both.y) : make_float2(-1e30f, -1e30f);
-            l[j] = make_float2(both.z, both.w);
-        }
-#pragma unroll
-        for (int j = 0; j < EACH; j++) v[j] = __ldcg(from + min(4 * j, last) * SLOT);
-        float2 top = m[0], sum = make_float2(0, 0);
+        constexpr int MOST = (NMK_CHUNKS_MAX + 3) / 4, FEW = MOST < 4 ? MOST : 4;
         float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int j = 1; j < HALF; j++) top.x = fmaxf(top.x, m[j].x), top.y = fmaxf(top.y, m[j].y);
-#pragma unroll
-        for (int k = 1; k <= 16; k = k == 1 ? 8 : 2 * k) {
-            top.x = fmaxf(top.x, __shfl_xor_sync(~0u, top.x, k));
-            top.y = fmaxf(top.y, __shfl_xor_sync(~0u, top.y, k));
-        }
-#pragma unroll
-        for (int j = 0; j < HALF; j++) {
-            m[j].x = exp2_fast(m[j].x - top.x), m[j].y = exp2_fast(m[j].y - top.y);
-            sum.x += l[j].x * m[j].x, sum.y += l[j].y * m[j].y;
-        }
-#pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            const int owner = (lane & ~1) + (j & 1);
-            const float a = __shfl_sync(~0u, m[j / 2].x, owner), b = __shfl_sync(~0u, m[j / 2].y, owner);
-            o.x += v[j].x * a, o.y += v[j].y * b, o.z += v[j].z * a, o.w += v[j].w * b;
-        }
-        sum.x += __shfl_xor_sync(~0u, sum.x, 1), sum.y += __shfl_xor_sync(~0u, sum.y, 1);
+        float2 sum = make_float2(0, 0);
+        if (MOST <= FEW || chunks <= 4 * FEW) merge<FEW>(o, sum, from, ml, last, lane);
+        else merge<MOST>(o, sum, from, ml, last, lane);
 #pragma unroll
         for (int k = 8; k <= 16; k <<= 1) {
             sum.x += __shfl_xor_sync(~0u, sum.x, k), sum.y += __shfl_xor_sync(~0u, sum.y, k);
