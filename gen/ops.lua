@@ -33,6 +33,9 @@ M.HEADER = { "opcode", "node", "wait_a", "arrivals_a", "wait_b", "arrivals_b", "
 M.AT = {}
 for i, name in ipairs(M.HEADER) do M.AT[name] = i end
 
+-- How units of work whose number only run time knows come to SMs: all by number; all but the last rounds, those by
+-- ticket; all by ticket. In C NMK_CLAIM_STATIC and so on, numbered from 0.
+M.CLAIMS = { "static", "tail", "queue" }
 -- Roles that may write global memory, with their warps: each signals after its last store.
 M.SIGNALS = { store = 2, help = 1 }
 -- What a shared pipeline (templates/prelude.cuh) supplies where the op has no section of its own.

@@ -6,6 +6,7 @@ local abi = require("emit.abi")
 local diags = require("diag")
 local families = require("family")
 local host = require("host")
+local ops = require("ops")
 local rows = require("rows")
 
 local M = {}
@@ -19,6 +20,12 @@ local SPLIT = {
   { "pages_per_long_chunk", "int", min = 1, max = 1024, default = 8, doc = "pages of a chunk beyond chunks_min" },
 }
 
+-- An op finds its key as the parameter claim_KEY.
+local CLAIM = {
+  { "up", "choice", choices = ops.CLAIMS, default = "tail",
+    doc = "chunks of the experts' gate and up rows: all dealt, all but the last rounds dealt, or all claimed" },
+}
+
 local SCHEDULE = {
   { "columns", "int", min = 1, max = 8, default = 8,
     doc = "most rows that a step decodes, or positions of a prompt that it takes" },
@@ -28,6 +35,7 @@ local SCHEDULE = {
     doc = "most stages in flight for 1 .. 8 live columns" },
   { "order", "order", doc = "waves of a layer, as they are dealt" },
   { "split", "map", keys = SPLIT, default = {}, doc = "how attention cuts a row's pages into chunks" },
+  { "claim", "map", keys = CLAIM, default = {}, doc = "what is dealt to SMs by number, and what is claimed by ticket" },
   { "reuse_buffers", "bool", default = true, doc = "layers share activation buffers; false keeps all" },
 }
 

@@ -942,10 +942,3 @@ DEVICE int chunk_count(int pages)
     const int a = min((pages + NMK_PAGES_PER_CHUNK - 1) / NMK_PAGES_PER_CHUNK, NMK_CHUNKS_MIN);
     return min(max(a, pages / NMK_PAGES_PER_LONG_CHUNK), NMK_CHUNKS_MAX);
 }
-
-/* Rounds of up/gate chunks that are dealt by number; the rest go by ticket, because SMs do not stream equally fast. */
-DEVICE int static_rounds(int chunks)
-{
-    const int k = chunks / NMK_SMS;
-    return max(0, k - 2 - k / 12);
-}

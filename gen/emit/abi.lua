@@ -266,7 +266,11 @@ local function all_constants(model, g, registry)
   add("ROLES", #ops.ROLES)
   add("COUNTERS", g.counters)
   add("NODES", #g.nodes)
-  add("TICKETS", values.layers)
+  add("TICKETS", g.tickets)
+  add("CLAIM_UNITS", g.claim_units)
+  for i, how in ipairs(ops.CLAIMS) do
+    add("CLAIM_" .. how:upper(), i - 1)
+  end
   add("ARENA_BYTES", g.arena_bytes)
   add("WEIGHTS_KIB", g.weights_kib)
   add("PAGE_TOKENS", M.PAGE_TOKENS)

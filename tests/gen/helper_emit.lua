@@ -139,7 +139,7 @@ function M.graph()
       layer_kib = 24, expert_kib = 8 } },
     tensors = { { name = "model.%d.%d", layer0 = 0, layers = 2, experts = 3, rows = 8, cols = 256, dims = 2,
       array = "w", row0 = 8 } },
-    arena_bytes = 1024, weights_kib = 56, counters = 2,
+    arena_bytes = 1024, weights_kib = 56, counters = 2, tickets = 1, claim_units = 1,
     lists = {
       [0] = { add(first, 0, 0, 2), task(finish, 0, finish.fields, wait), add(second, 0, 0, 2, wait) },
       [1] = { add(first, 1, 2, 2), add(second, 1, 2, 2, wait), task(finish, 1, finish.fields, wait) },

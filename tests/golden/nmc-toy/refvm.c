@@ -2,6 +2,7 @@
 ... templates/refvm.c
 ... templates/random.h
 ... templates/sampling.h
+... templates/claim.h
 ... templates/refvm.c
     {2, 0, 0}, /* attention */
     {1, 1, 0}, /* clear_cuts */
@@ -250,8 +251,9 @@ static const struct {
     int32_t hidden;
     int32_t experts;
     int32_t expert_ff;
+    int32_t claim_up;
 } expert_up_params = {
-    .hidden = 256, .experts = 16, .expert_ff = 96
+    .hidden = 256, .experts = 16, .expert_ff = 96, .claim_up = 1
 };
 struct expert_up_task {
     int32_t weight_kib;
