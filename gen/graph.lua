@@ -40,8 +40,10 @@ local function actual_name(formal, layer, slot, reuse)
   return ("%s_%d"):format(formal, layer), formal
 end
 
--- Numbers that ops may name as parameters beside the family's: claim_up = 1 for the second of ops.CLAIMS, and so on.
-local function with_claims(values, claim)
+-- Numbers that ops may name as parameters beside the family's: claim_up = 1 for the second of ops.CLAIMS, and so on;
+-- attention_ticket, the first ticket of attention: full layers, then sliding ones.
+local function with_claims(values, claim, layers)
+  values.attention_ticket = layers
   for key, how in pairs(claim) do
     for i, known in ipairs(ops.CLAIMS) do
       if how == known then values["claim_" .. key] = i - 1 end
@@ -115,6 +117,7 @@ end
 function M.build(model, registry, diag)
   local family, shape, schedule = model.family_module, model.shape, model.schedule
   local reuse = schedule.reuse_buffers
+  ops.settle(registry, schedule.claim)
   local layers = shape.layers
   local g = {
     model = model, registry = registry, nodes = {}, buffers = {}, buffer = {}, params = {},
@@ -207,9 +210,10 @@ function M.build(model, registry, diag)
 
   local used = {}
   for _, node in ipairs(g.nodes) do used[node.op] = true end
-  local values = with_claims(family.values(model), schedule.claim)
+  local values = with_claims(family.values(model), schedule.claim, layers)
   for _, op in ipairs(registry.list) do g.params[op.name] = op_params(op, values, used[op.name], diag) end
-  g.used, g.tickets, g.claim_units = used, layers, claim_units(g)
+  g.used, g.claim_units = used, claim_units(g)
+  g.tickets = schedule.claim.attention ~= "static" and 2 * layers or layers
 
   g.arrays, g.array, g.tensors = family.arrays(model), {}, family.tensors(model)
   for _, array in ipairs(g.arrays) do g.array[array.name] = array end

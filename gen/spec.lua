@@ -6,7 +6,6 @@ local abi = require("emit.abi")
 local diags = require("diag")
 local families = require("family")
 local host = require("host")
-local ops = require("ops")
 local rows = require("rows")
 
 local M = {}
@@ -22,8 +21,10 @@ local SPLIT = {
 
 -- An op finds its key as the parameter claim_KEY.
 local CLAIM = {
-  { "up", "choice", choices = ops.CLAIMS, default = "tail",
+  { "up", "choice", choices = { "static", "tail", "queue" }, default = "tail",
     doc = "chunks of the experts' gate and up rows: all dealt, all but the last rounds dealt, or all claimed" },
+  { "attention", "choice", choices = { "static", "full", "queue" }, default = "static",
+    doc = "chunks of attention: all dealt, those of full layers claimed, or all claimed" },
 }
 
 local SCHEDULE = {

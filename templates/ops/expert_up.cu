@@ -58,6 +58,8 @@ DEVICE void store(Storer &c, const Task &t)
         int chunk = t.rank + i * NMK_SMS;
         c.wait_job();
         if (i >= fixed) chunk = c.s.job_tag[c.job % TAGS];
+        /* in a step that is lost the tag may be that of another op's job, of attention's where that claims */
+        if (NMK_SEGMENTS_CLAIMED && c.gone()) chunk = -1;
         if (chunk < 0) { /* the two end marks: -1 for whoever's turn it is, then -2 */
             c.free_job(chunk);
             c.job += chunk == -1 ? WARPS_STORE : 1;

@@ -11,12 +11,14 @@ case $mode in build | run) ;; *) dir= ;; esac
 [ -n "$dir" ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 shift 2
 
-NAMES=(shipped up-static up-queue released interleaved attention-first)
+NAMES=(shipped up-static up-queue attention-full attention-queue released interleaved attention-first)
 schedule() {
   case $1 in
   shipped) ;;
   up-static) printf 'schedule:\n  claim: {up: static}\n' ;;
   up-queue) printf 'schedule:\n  claim: {up: queue}\n' ;;
+  attention-full) printf 'schedule:\n  claim: {attention: full}\n' ;;
+  attention-queue) printf 'schedule:\n  claim: {attention: queue}\n' ;;
   *) cat "tests/bench/orders/$1.yaml" ;;
   esac
 }

@@ -73,6 +73,12 @@ int main(void) {
     put(t, NMK_OP_EXPERT_UP, LAYER, NMK_WORD_EXPERT_UP_TICKET, LAYER - 1);
     refused("two nodes with one ticket", t, 0, "another node claims by ticket 1");
 
+#if NMK_SEGMENTS_CLAIMED
+    begin(t), memcpy(lists, t->lists, t->list_bytes);
+    t->vm.tickets[(2 * NMK_LAYERS + 1) * NMK_COUNTER_WORDS] = 1;
+    refused("a ticket of attention that begins at 1", t, 0, "layer0.attention: unit 0 of ");
+#endif
+
     /* a ticket that goes back while it is drawn from */
     struct vm_sm sm = {.held = -1};
     int32_t d[WORDS] = {NMK_OP_EXPERT_UP, LAYER, -1, 0, -1, 0, -1, 0};
