@@ -538,7 +538,7 @@ function File:read()
       diagnostics.hint(op.pipeline, keys_of(PIPELINES)))
   end
   if op.claim and op.claim ~= "queue" and op.claim ~= "schedule" then
-    self:error(self:key("claim"), "claim '%s': only \"queue\" and \"schedule\" are known", op.claim)
+    self:error(self:key("claim"), "claim '%s': neither \"queue\" nor \"schedule\"", op.claim)
   end
   op.may_claim = op.claim
   local taken = {}
@@ -548,7 +548,7 @@ function File:read()
   op.params = self:read_fields("params", raw.params, taken)
   for _, param in ipairs(op.params) do op.claim_key = op.claim_key or param.name:match("^claim_(.*)$") end
   if op.claim == "schedule" and not op.claim_key then
-    self:error(self:key("claim"), "claim \"schedule\" needs a parameter claim_KEY, KEY being one of schedule.claim")
+    self:error(self:key("claim"), "claim \"schedule\": no parameter claim_KEY says by which of its keys")
   end
   op.task = self:read_fields("task", raw.task, taken)
   local device, reference = self:read_sections(rest)
