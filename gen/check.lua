@@ -18,12 +18,17 @@
 -- Order comes from clocks over (SM, role) threads; hb.lua says what is ordered inside an SM. The two store warps of an
 -- SM run apart, so one's program order proves nothing about the other's stores.
 --
+-- Claimed work (`claim`): any SM's task may write any unit, so who reads or overwrites one is ordered after all tasks
+-- of the node, and before them who must be. That holds however units come to SMs (schedule.claim: static, tail, queue),
+-- so the proof is one for all three. That every SM's task is there, with its own rank and the node's ticket, is proved
+-- with the words.
+--
 -- Not proved, because no word says it: that an op touches only what it declares, that data it takes from older launches
 -- or leaves to later ones (`launch`: KV pages, control) is left alone within a step, that claiming gives every unit of
--- a claimed region to exactly one SM (ticket words are no buffers), that the barriers between the roles of a block
--- order what hb.lua takes from them, that optional tasks sleep in all SMs or in none, that nobody reads what only a
--- sleeping task would have written, and that spin bounds are long enough. `eased` needs no proof: it changes when data
--- comes, not what is ordered.
+-- a claimed region to exactly one SM (ticket words are no buffers; refvm sees to it in every step, for the units that
+-- the step has), that the barriers between the roles of a block order what hb.lua takes from them, that optional tasks
+-- sleep in all SMs or in none, that nobody reads what only a sleeping task would have written, and that spin bounds are
+-- long enough. `eased` needs no proof: it changes when data comes, not what is ordered.
 local encode = require("encode")
 local hb = require("hb")
 local ops = require("ops")

@@ -15,8 +15,11 @@
 --              the last pass of the wave, the node itself where there is one
 --   g.buffers  { name, bytes, extent }, ordered; g.buffer[name] is the same; extent is the size of the index space
 --   g.used     [op] = true where a node has it
+--   g.tickets  tickets of a step: a layer's nodes that claim have one each; g.claim_units: most units of such a node
 --   g.params   [op] = { name = value }
 --   g.arrays   packed weight arrays, g.array[name] likewise; g.tensors: where each checkpoint tensor goes
+local ops = require("ops")
+
 local M = {}
 
 local function fields_copy(fields)
@@ -35,6 +38,30 @@ local function actual_name(formal, layer, slot, reuse)
   end
   if reuse or layer < 0 then return formal, formal end
   return ("%s_%d"):format(formal, layer), formal
+end
+
+-- Numbers that ops may name as parameters beside the family's: claim_up = 1 for the second of ops.CLAIMS, and so on;
+-- attention_ticket, the first ticket of attention: full layers, then sliding ones.
+local function with_claims(values, claim, layers)
+  values.attention_ticket = layers
+  for key, how in pairs(claim) do
+    for i, known in ipairs(ops.CLAIMS) do
+      if how == known then values["claim_" .. key] = i - 1 end
+    end
+  end
+  return values
+end
+
+-- The most units that the tasks of one node claim.
+local function claim_units(g)
+  local most = 1
+  for _, node in ipairs(g.nodes) do
+    for _, region in ipairs(node.spec.writes) do
+      local buffer = region.claim and g.buffer[node.bind[region.name]]
+      if buffer then most = math.max(most, buffer.extent) end
+    end
+  end
+  return most
 end
 
 -- An op's parameters; nil where the family lacks a value and nobody uses the op.
@@ -90,6 +117,7 @@ end
 function M.build(model, registry, diag)
   local family, shape, schedule = model.family_module, model.shape, model.schedule
   local reuse = schedule.reuse_buffers
+  ops.settle(registry, schedule.claim)
   local layers = shape.layers
   local g = {
     model = model, registry = registry, nodes = {}, buffers = {}, buffer = {}, params = {},
@@ -182,9 +210,10 @@ function M.build(model, registry, diag)
 
   local used = {}
   for _, node in ipairs(g.nodes) do used[node.op] = true end
-  local values = family.values(model)
+  local values = with_claims(family.values(model), schedule.claim, layers)
   for _, op in ipairs(registry.list) do g.params[op.name] = op_params(op, values, used[op.name], diag) end
-  g.used = used
+  g.used, g.claim_units = used, claim_units(g)
+  g.tickets = schedule.claim.attention ~= "static" and 2 * layers or layers
 
   g.arrays, g.array, g.tensors = family.arrays(model), {}, family.tensors(model)
   for _, array in ipairs(g.arrays) do g.array[array.name] = array end

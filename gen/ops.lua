@@ -15,6 +15,8 @@
 --   op.roles[role]           true where the role has work; op.supplied[role] the pipeline that does it
 --   op.sections[role]        the device code; op.variants[role][target] is the code that takes its place on one target,
 --                            "" being the section itself
+--   op.claim                 "queue": the op's units come to SMs at run time; nil: each task's regions are its own.
+--                            What the table says is op.may_claim; "schedule": as schedule.claim has it, see M.settle
 --   op.optional              its tasks run only in launches where a column wants them (Helper::awake), all or none;
 --                            else they wait for nothing, touch nothing and signal at once
 --   op.idle                  a spread op of which SMs without a tile have a task too: they write what they have to say
@@ -33,6 +35,9 @@ M.HEADER = { "opcode", "node", "wait_a", "arrivals_a", "wait_b", "arrivals_b", "
 M.AT = {}
 for i, name in ipairs(M.HEADER) do M.AT[name] = i end
 
+-- How units of work whose number only run time knows come to SMs: all by number; all but the last rounds, those by
+-- ticket; all by ticket; those of full layers by ticket. In C NMK_CLAIM_STATIC and so on, numbered from 0.
+M.CLAIMS = { "static", "tail", "queue", "full" }
 -- Roles that may write global memory, with their warps: each signals after its last store.
 M.SIGNALS = { store = 2, help = 1 }
 -- What a shared pipeline (templates/prelude.cuh) supplies where the op has no section of its own.
@@ -260,10 +265,12 @@ function File:read_region(what, entry, known, op)
   what = ("%s '%s'"):format(what, region.name)
   local reads = what:find("^reads") ~= nil
   local in_step = not entry.scope and not entry.launch
-  self:check_keys(what, entry, REGION, in_step and not entry.claim and { "role", "lo", "hi" } or { "role" })
+  local dealt = not entry.claim or op.claim == "schedule"
+  self:check_keys(what, entry, REGION, in_step and dealt and { "role", "lo", "hi" } or { "role" })
   for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "lo", "hi", "step" }) do
     region[key] = entry[key]
   end
+  region.may_claim = region.claim
   local function one_of(key, choices)
     if region[key] ~= nil and not set_of(choices)[region[key]] then
       self:error(region[key], "%s: %s '%s' is not one of %s", what, key, region[key], table.concat(choices, ", "))
@@ -530,14 +537,19 @@ function File:read()
     self:error(self:key("pipeline"), "unknown pipeline '%s'%s", op.pipeline,
       diagnostics.hint(op.pipeline, keys_of(PIPELINES)))
   end
-  if op.claim and op.claim ~= "queue" then
-    self:error(self:key("claim"), "claim '%s': only \"queue\" is known", op.claim)
+  if op.claim and op.claim ~= "queue" and op.claim ~= "schedule" then
+    self:error(self:key("claim"), "claim '%s': neither \"queue\" nor \"schedule\"", op.claim)
   end
+  op.may_claim = op.claim
   local taken = {}
   for _, name in ipairs(AMBIENT) do
     taken[name] = "nmkgen"
   end
   op.params = self:read_fields("params", raw.params, taken)
+  for _, param in ipairs(op.params) do op.claim_key = op.claim_key or param.name:match("^claim_(.*)$") end
+  if op.claim == "schedule" and not op.claim_key then
+    self:error(self:key("claim"), "claim \"schedule\": no parameter claim_KEY says by which of its keys")
+  end
   op.task = self:read_fields("task", raw.task, taken)
   local device, reference = self:read_sections(rest)
   self:derive_roles(op, device)
@@ -578,6 +590,16 @@ end
 function M.parse(name, text, diag)
   local file = setmetatable({ name = name, text = text, diag = diag }, File)
   return file:read()
+end
+
+--- Decides whether ops claim whose tables leave it to the schedule. claim: schedule.claim of the model.
+function M.settle(registry, claim)
+  for _, op in ipairs(registry.list) do
+    if op.may_claim == "schedule" then
+      op.claim = claim[op.claim_key] ~= "static" and "queue" or nil
+      for _, region in ipairs(op.writes) do region.claim = region.may_claim and op.claim ~= nil end
+    end
+  end
 end
 
 -- How nmkgen reads files; where a test runs this stage alone, how plain Lua does.
@@ -664,11 +686,11 @@ local function region_text(region)
     where = "sm"
   elseif region.launch then
     where = region.launch .. " launch"
-  elseif region.claim then
+  elseif region.may_claim and not region.lo then
     where = "claimed"
   else
     where = ("%s .. %s"):format(region.lo, region.hi) .. (region.step and " step " .. region.step or "")
-    where = where .. (region.adds and ", added to" or "")
+    where = where .. (region.adds and ", added to" or "") .. (region.may_claim and ", or claimed" or "")
   end
   return ("%s[%s] by %s"):format(region.name, where, region.role)
 end

@@ -3,6 +3,7 @@
 -- A row is { key, type, min =, max =, default =, doc = }; without a default the key is required.  Types:
 --   int, number, bool   plain scalars            word    a name: letters, digits, . _ -; with choices =, one of them
 --   map, shape          `keys` are its rows      ints    one int, or 8 of them
+--   choice              one word of `choices`
 --   order               a list of all waves (reader.waves)
 -- A mistake is reported at its place, and the reading goes on.
 local diags = require("diag")
@@ -91,6 +92,12 @@ local function bool(node)
   return BOOLS[node.value]
 end
 
+local function choice(node, row)
+  for _, known in ipairs(row.choices) do
+    if node.kind == "scalar" and node.value == known then return known end
+  end
+end
+
 local Reader = {}
 Reader.__index = Reader
 
@@ -120,6 +127,7 @@ local TYPES = {
       return row.choices and "one of " .. table.concat(row.choices, ", ") or "a word of a-z, A-Z, 0-9 and . _ -"
     end, parse = word },
   bool = { text = function() return "true or false" end, parse = bool },
+  choice = { text = function(row) return "one of " .. table.concat(row.choices, ", ") end, parse = choice },
   ints = { text = function(row) return "an integer " .. range(row) .. ", or a list of 8 such" end },
   order = { text = function() return "a list of waves" end },
   map = { text = function() return "a map" end },

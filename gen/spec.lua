@@ -19,6 +19,14 @@ local SPLIT = {
   { "pages_per_long_chunk", "int", min = 1, max = 1024, default = 8, doc = "pages of a chunk beyond chunks_min" },
 }
 
+-- An op finds its key as the parameter claim_KEY.
+local CLAIM = {
+  { "up", "choice", choices = { "static", "tail", "queue" }, default = "tail",
+    doc = "chunks of the experts' gate and up rows: all dealt, all but the last rounds dealt, or all claimed" },
+  { "attention", "choice", choices = { "static", "full", "queue" }, default = "static",
+    doc = "chunks of attention: all dealt, those of full layers claimed, or all claimed" },
+}
+
 local SCHEDULE = {
   { "columns", "int", min = 1, max = 8, default = 8,
     doc = "most rows that a step decodes, or positions of a prompt that it takes" },
@@ -28,6 +36,7 @@ local SCHEDULE = {
     doc = "most stages in flight for 1 .. 8 live columns" },
   { "order", "order", doc = "waves of a layer, as they are dealt" },
   { "split", "map", keys = SPLIT, default = {}, doc = "how attention cuts a row's pages into chunks" },
+  { "claim", "map", keys = CLAIM, default = {}, doc = "what is dealt to SMs by number, and what is claimed by ticket" },
   { "reuse_buffers", "bool", default = true, doc = "layers share activation buffers; false keeps all" },
 }
 

@@ -34,6 +34,7 @@ struct nmk_vm {
     struct nmk_tops *tops;      /* [columns], of those that ask for log-probabilities */
     int32_t *out;               /* [columns]: the token that this step sampled, or -1 */
     uint32_t *counters;         /* [NMK_COUNTERS][NMK_COUNTER_WORDS], zero before the first step and only growing */
+    uint32_t *tickets;          /* [NMK_TICKETS][2][NMK_COUNTER_WORDS] of even and odd epochs, zero before the first */
     int epoch;                  /* 1, 2, ...: one more at every step */
     int threads;                /* worker threads; 0 and 1: the caller alone, in the order that seed gives */
     uint64_t seed;              /* any value; the same value walks the same way */

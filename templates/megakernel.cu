@@ -39,15 +39,7 @@ DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
     if (thread < 2 * NMK_MAX_SEGMENTS) {
         const int kind = thread / NMK_MAX_SEGMENTS, i = thread % NMK_MAX_SEGMENTS, j = blockIdx.x + i * NMK_SMS;
         if (j < s.chunk0[kind][TILE_COLUMNS]) {
-            int n = 0;
-#pragma unroll 1
-            while (j >= s.chunk0[kind][n + 1]) n++;
-            const int chunks = s.chunks[kind][n], pages = s.pages[kind][n], c = j - s.chunk0[kind][n];
-            const int head = c / chunks, k = c % chunks, from = pages * k / chunks;
-            Segment seg;
-            seg.column = n, seg.kv_head = head, seg.page = s.first_page[kind][n] + from;
-            seg.pages = pages * (k + 1) / chunks - from;
-            seg.slot = j, seg.last = k + 1 == chunks, seg.pad0 = seg.pad1 = 0;
+            const Segment seg = segment_of(s, kind, j);
             s.segment[kind][i] = seg;
         }
     }

@@ -191,7 +191,7 @@ static_assert(!X_SHARED || NMK_X_BYTES == TILE_COLUMNS * PackedX::padded * 2, "t
 /* One chunk of attention: a range of one column's pages for one kv head. */
 struct Segment {
     int column, kv_head, page, pages; /* page: index in the row's page table */
-    int slot, last, pad0, pad1;       /* slot: of the partial; last: also holds this step's own tokens */
+    int slot, last, pad0, pad1;       /* slot: of the partial, chunk number; last: also holds this step's own tokens */
 };
 
 /* How far the distribution of an SM's column is kept: scores (logits after penalties and temperature) down to a
@@ -210,7 +210,7 @@ struct Shared {
     /* columns, fixed for the launch; kind 0 = full, 1 = sliding */
     int pos[8], base[8], group[8], table_row[8], flags[8];
     int low[2][8], pages[2][8], first_page[2][8], chunks[2][8], chunk0[2][9];
-    alignas(16) Segment segment[2][NMK_MAX_SEGMENTS];
+    alignas(16) Segment segment[2][NMK_MAX_SEGMENTS]; /* this SM's; where chunks are claimed, see claimed_segment */
     int segments[2];
     /* route, double buffered by instance */
     int active[2], expert[2][SLOTS];
@@ -489,16 +489,21 @@ struct Consumer : Context {
 
     __device__ __forceinline__ int g() const { return lane >> 2; }
     __device__ __forceinline__ int t() const { return lane & 3; }
+    /* Whether any of the eight warps says so. */
+    static __device__ __forceinline__ bool any_warp(bool mine)
+    {
+        u32 any;
+        asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, 1, 256, p;\n"
+                     "selp.u32 %0, 1, 0, q;\n}"
+                     : "=r"(any) : "r"((u32)mine) : "memory");
+        return any;
+    }
     /* All eight warps leave at the same block of descriptors: they meet at named barriers, which nothing bounds. */
     __device__ __forceinline__ bool next()
     {
         const bool on = Context::next();
         if (task & (DESC_BLOCK - 1)) return true;
-        u32 left;
-        asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, 1, 256, p;\n"
-                     "selp.u32 %0, 1, 0, q;\n}"
-                     : "=r"(left) : "r"((u32)!on) : "memory");
-        return !left;
+        return !any_warp(!on);
     }
     __device__ __forceinline__ void wait_task(const int *d)
     {
@@ -947,9 +952,20 @@ DEVICE int chunk_count(int pages)
     return min(max(a, pages / NMK_PAGES_PER_LONG_CHUNK), NMK_CHUNKS_MAX);
 }
 
-/* Rounds of up/gate chunks that are dealt by number; the rest go by ticket, because SMs do not stream equally fast. */
-DEVICE int static_rounds(int chunks)
+/* Chunk j of a kind, as chunks are numbered: column by column, in it kv head by kv head. */
+DEVICE Segment segment_of(const Shared &s, int kind, int j)
 {
-    const int k = chunks / NMK_SMS;
-    return max(0, k - 2 - k / 12);
+    int n = 0;
+#pragma unroll 1
+    while (j >= s.chunk0[kind][n + 1]) n++;
+    const int chunks = s.chunks[kind][n], pages = s.pages[kind][n], c = j - s.chunk0[kind][n];
+    const int head = c / chunks, k = c % chunks, from = pages * k / chunks;
+    Segment seg;
+    seg.column = n, seg.kv_head = head, seg.page = s.first_page[kind][n] + from;
+    seg.pages = pages * (k + 1) / chunks - from;
+    seg.slot = j, seg.last = k + 1 == chunks, seg.pad0 = seg.pad1 = 0;
+    return seg;
 }
+
+/* Where chunks are claimed the producer leaves what a chunk is beside its first stage. */
+DEVICE Segment &claimed_segment(Shared &s, int stage) { return s.segment[stage & 1][stage >> 1]; }

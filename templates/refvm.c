@@ -1,6 +1,8 @@
 /* The machine of runtime/refvm.h around this model's op references.
  *
  * Always holds: a task runs once, after its waits are met and after every earlier task of its walk; counters only grow.
+ * Work that is claimed is really claimed, a unit at a time between the moves of other walks, and the machine sees to it
+ * that every unit of a step is claimed, and once.
  * Not modelled: the ring, the job buffers, and that `load` runs ahead; those are SM-local and belong to the GPU. */
 #include "refvm.h"
 
@@ -47,6 +49,7 @@ struct vm_sm {
     struct vm_route route[2];
     float acc[16][NMK_COLUMNS];
     uint16_t xn[NMK_COLUMNS][NMK_HIDDEN];
+    int claimed, held; /* units that the present task has claimed; the one it has not computed yet, or -1 */
     struct softmax softmax; /* attention's, of the chunk it is at */
     char err[160];
 };
@@ -111,7 +114,7 @@ static inline float silu(float x)
     return x / (1.0f + expf(-x));
 }
 
-//@slot random
+//@slot shared
 /* The inner logarithm must be the accurate one: near u = 1 a fast one's absolute error is larger than the result. */
 static float noise(nmk_noise k, int32_t id)
 {
@@ -309,6 +312,46 @@ static const struct vm_route *route_of(struct vm_sm *sm, const int32_t *d)
     return NULL;
 }
 
+/* ---- claimed work ---- */
+
+enum { MORE = 1 }; /* of a reference: not the end of the task, its walk comes back */
+
+/* What became of the units of a node that claims in this step. */
+struct claims {
+    _Atomic(const int32_t *) task; /* one of its tasks, or NULL: none has run */
+    atomic_int units;
+    atomic_short owner[NMK_CLAIM_UNITS]; /* 1 + the SM that has claimed it, or 0 */
+};
+
+static struct claims *claims_of(const struct nmk_vm *vm, int ticket);
+
+static inline _Atomic uint32_t *ticket_at(const struct nmk_vm *vm, int ticket, int epoch)
+{
+    return (_Atomic uint32_t *)(vm->tickets + ((size_t)ticket * 2 + (epoch & 1)) * NMK_COUNTER_WORDS);
+}
+
+/* For a task that claims, of a node with so many units.  *unit: the one to compute now, or -1.  Returns what the op's
+ * reference returns: MORE, 0 when nothing is left for the task, or -1.  A unit is claimed in one move of the walk and
+ * computed in its next, so that others may find nothing left to claim while it is not computed yet. */
+static int claim(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d, int ticket, int how, int rank, int units,
+                 int *unit)
+{
+    *unit = sm->held, sm->held = -1;
+    if (*unit >= 0) return MORE;
+    const int rounds = nmk_claim_rounds(how, units, rank);
+    int next = rank + sm->claimed * NMK_SMS;
+    if (sm->claimed >= rounds) next = how == NMK_CLAIM_STATIC ? units : rounds * NMK_SMS;
+    if (next < units && sm->claimed >= rounds) next += (int)atomic_fetch_add(ticket_at(vm, ticket, vm->epoch), 1);
+    struct claims *c = claims_of(vm, ticket);
+    const int32_t *other = atomic_exchange(&c->task, d);
+    atomic_store(&c->units, units);
+    if (other && (other[0] != d[0] || other[1] != d[1])) return fail(sm, "another node claims by ticket %d", ticket);
+    if (next >= units) return sm->claimed = 0;
+    sm->claimed++, sm->held = next;
+    if (next < 0 || next >= NMK_CLAIM_UNITS) return fail(sm, "unit %d: a step has %d", next, NMK_CLAIM_UNITS);
+    return atomic_exchange(&c->owner[next], (short)(sm->id + 1)) ? fail(sm, "unit %d is claimed twice", next) : MORE;
+}
+
 /* ---- ops ---- */
 
 struct op {
@@ -356,6 +399,7 @@ struct nmk_vm_state {
     struct vm_sm sm[NMK_SMS];
     int awake; /* optional tasks run in this step */
     struct walk walk[WALKS];
+    struct claims claims[NMK_TICKETS];
     struct lot lot[NMK_COUNTERS]; /* one thread only */
     /* the rest: workers only */
     int workers;
@@ -366,6 +410,11 @@ struct nmk_vm_state {
     atomic_uint idle_at[NMK_VM_THREADS]; /* version + 1 at which a worker found nothing to do; see work() */
     int broken;                          /* walk that stopped on an error, or -1 */
 };
+
+static struct claims *claims_of(const struct nmk_vm *vm, int ticket)
+{
+    return &vm->state->claims[ticket];
+}
 
 static inline _Atomic uint32_t *counter(const struct nmk_vm *vm, int c)
 {
@@ -432,7 +481,9 @@ static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
             *signalled = d[2 + 2 * wait];
             return BLOCKED;
         }
-        if (!asleep && execute(vm, sm, d)) return BROKEN;
+        const int got = asleep ? 0 : execute(vm, sm, d);
+        if (got < 0) return BROKEN;
+        if (got == MORE) return RAN;
         if (d[6] >= 0) {
             *signalled = d[6];
             atomic_fetch_add_explicit(counter(vm, d[6]), (uint32_t)op_table[d[0]].arrivals, memory_order_release);
@@ -503,6 +554,21 @@ static int report_deadlock(const struct nmk_vm *vm, char *err, size_t len)
     return -1;
 }
 
+/* Who is left without an owner when all walks are done: a ticket that did not begin at 0, for one. */
+static int report_unclaimed(const struct nmk_vm *vm, char *err, size_t len)
+{
+    for (int i = 0; i < NMK_TICKETS; i++) {
+        struct claims *c = claims_of(vm, i);
+        const int32_t *d = atomic_load(&c->task);
+        int unit = 0, units = d ? atomic_load(&c->units) : 0;
+        while (unit < units && atomic_load(&c->owner[unit])) unit++;
+        if (unit == units) continue;
+        append(err, len, name_task(err, len, 0, d), ": unit %d of %d was claimed by nobody", unit, units);
+        return -1;
+    }
+    return 0;
+}
+
 static uint64_t draw(uint64_t *s)
 {
     uint64_t z = *s += 0x9e3779b97f4a7c15u;
@@ -520,7 +586,8 @@ static inline void wake(const struct nmk_vm_state *s, int who, int ready[2][WALK
 /* One thread.  A drawn walk runs a drawn number of tasks (1 to 128, so that some run far ahead) or up to a wait that is
  * not met; there it parks at the counter until someone signals it.  A few drawn walks are slow: they move one task at a
  * time, and only when no other can.  Without them a missing wait for somebody far behind would go unseen: with everyone
- * equally fast nobody is ever far behind. */
+ * equally fast nobody is ever far behind.  Slow ones would never get anything of a queue, so some of those who hold a
+ * unit become slow. */
 static int step_seeded(struct nmk_vm *vm, char *err, size_t err_len)
 {
     struct nmk_vm_state *s = vm->state;
@@ -551,8 +618,10 @@ static int step_seeded(struct nmk_vm *vm, char *err, size_t err_len)
                 *lot = (struct lot){-1, INT32_MAX};
             }
         }
-        if (got == RAN) continue;
+        if (got == RAN && !pool && !w->help && s->sm[w->sm].held >= 0) w->slow = draw(&random) % 8 == 0;
+        if (got == RAN && w->slow == pool) continue;
         ready[pool][at] = ready[pool][--n[pool]]; /* the last one may be a walk that was just woken */
+        if (got == RAN) wake(s, who, ready, n);
         if (got == DONE) left--;
     }
     return left ? report_deadlock(vm, err, err_len) : 0;
@@ -646,12 +715,13 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
     struct nmk_vm_state *s = vm->state;
     for (int i = 0; i < NMK_SMS; i++) {
         struct vm_sm *sm = &s->sm[i];
-        sm->id = i, sm->err[0] = 0;
+        sm->id = i, sm->err[0] = 0, sm->claimed = 0, sm->held = -1;
         sm->route[0].instance = sm->route[1].instance = -1;
         memset(sm->acc, 0, sizeof sm->acc);
         s->walk[i] = (struct walk){.sm = i, .help = 0, .parked = -1};
         s->walk[NMK_SMS + i] = (struct walk){.sm = i, .help = 1, .parked = -1};
     }
+    memset(s->claims, 0, sizeof s->claims);
     s->awake = 0, vm->filters = 0;
     for (int n = 0; n < NMK_COLUMNS; n++) {
         vm->out[n] = -1;
@@ -659,7 +729,8 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
         s->awake |= vm->control->column[n].flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS);
         if (vm->control->column[n].flags & NMK_COLUMN_FILTERS) vm->filters |= 1u << n;
     }
-    return vm->threads > 1 ? step_threaded(vm, err, err_len) : step_seeded(vm, err, err_len);
+    if (vm->threads > 1 ? step_threaded(vm, err, err_len) : step_seeded(vm, err, err_len)) return -1;
+    return report_unclaimed(vm, err, err_len);
 }
 
 void nmk_vm_close(struct nmk_vm *vm)

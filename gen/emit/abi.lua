@@ -213,10 +213,16 @@ local function max_tasks(model, g)
   return round_up(most + 1, 8)
 end
 
+local function claims_attention(model)
+  return model.schedule.claim.attention ~= "static"
+end
+
 --- The most chunks of attention that one SM has in a step, of one kind.
 local function max_segments(model)
   local most = model.schedule.columns * model.family_module.values(model).kv_heads * model.schedule.split.chunks_max
-  return round_up(most, model.target.sms) // model.target.sms
+  local segments = round_up(most, model.target.sms) // model.target.sms
+  -- Where they are claimed, a stage has a place for one in the two lists of an SM.
+  return claims_attention(model) and math.max(segments, (model.schedule.ring_stages + 1) // 2) or segments
 end
 
 --- Shared memory for the normalised x of 8 columns; 0 where the registers hold it.
@@ -268,7 +274,12 @@ local function all_constants(model, g, registry)
   add("ROLES", #ops.ROLES)
   add("COUNTERS", g.counters)
   add("NODES", #g.nodes)
-  add("TICKETS", values.layers)
+  add("TICKETS", g.tickets)
+  add("CLAIM_UNITS", g.claim_units)
+  add("SEGMENTS_CLAIMED", claims_attention(model) and 1 or 0)
+  for i, how in ipairs(ops.CLAIMS) do
+    add("CLAIM_" .. how:upper(), i - 1)
+  end
   add("ARENA_BYTES", g.arena_bytes)
   add("WEIGHTS_KIB", g.weights_kib)
   add("PAGE_TOKENS", M.PAGE_TOKENS)

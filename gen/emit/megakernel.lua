@@ -195,8 +195,8 @@ local function slots(ctx, used)
 end
 
 -- The files pasted, in order.
-local TEMPLATES = { "templates/random.h", "templates/sampling.h", "templates/prelude.cuh", "templates/megakernel.cu",
-  "templates/packed.h", "templates/pack.cu" }
+local TEMPLATES = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/prelude.cuh",
+  "templates/megakernel.cu", "templates/packed.h", "templates/pack.cu" }
 
 --- Numbers that a template spells out in its assembler or its shifts, against the table in abi.lua.
 local function check_literals(text, path)

@@ -70,8 +70,8 @@ end
 
 local function slots(ctx, used)
   return {
-    random = function(w)
-      for _, path in ipairs({ "templates/random.h", "templates/sampling.h" }) do
+    shared = function(w)
+      for _, path in ipairs({ "templates/random.h", "templates/sampling.h", "templates/claim.h" }) do
         w:source(1, path)
         w:raw(assert(ctx.read(path), path))
       end

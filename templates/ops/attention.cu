@@ -2,13 +2,15 @@
   name    = "attention",
   summary = "partial attention of chunks of one row's pages per kv head, online softmax in base 2",
   params  = { {"heads", "i32"}, {"kv_heads", "i32"}, {"head_dim", "i32"}, {"window", "i32"}, {"full_layers", "i32"},
-              {"sliding_layers", "i32"}, {"part_slots", "i32"}, {"qk_norm", "i32"}, {"eps", "f32"} },
+              {"sliding_layers", "i32"}, {"part_slots", "i32"}, {"qk_norm", "i32"}, {"eps", "f32"},
+              {"claim_attention", "i32"}, {"attention_ticket", "i32"} },
+  claim   = "schedule",
   tile    = "every",
   task    = { {"sliding", "i32"}, {"kv_layer", "i32"} },
   reads   = { {"qkv", "bf16", role = "compute", lo = "0", hi = "(heads+2*kv_heads)*head_dim"},
               {"squares", "f32", role = "compute", lo = "0", hi = "qk_norm*(heads+kv_heads)*head_dim//16"},
               {"kv", role = "load", launch = "older"} },
-  writes  = { {"part", "f32", role = "store", lo = "sm", hi = "part_slots", step = "sms"},
+  writes  = { {"part", "f32", role = "store", lo = "sm", hi = "part_slots", step = "sms", claim = true},
               {"kv", role = "compute", launch = "later"} },
   cost    = "0",
 @*/
@@ -23,27 +25,37 @@ constexpr bool WHOLE = 2 * HALF_PAGE <= NMK_STAGE_BYTES;
 static_assert(P::heads == GROUP * P::kv_heads && GROUP <= 16, "the heads of a kv head are the columns of two tiles");
 static_assert(P::head_dim == (WHOLE ? 64 : 128) && HALF_PAGE <= NMK_STAGE_BYTES, "stages are pages, or halves of them");
 
+constexpr bool CLAIMED = P::claim_attention != NMK_CLAIM_STATIC;
+
 /* Two pages at a time: K K V V, or one after the other where a stage holds both. */
 DEVICE void load(Loader &c, const Task &t)
 {
-    const int kind = t.sliding, count = c.s.segments[kind];
+    const int kind = t.sliding, count = CLAIMED ? c.s.chunk0[kind][TILE_COLUMNS] : c.s.segments[kind];
     const u64 page_bytes = (u64)(kind ? P::sliding_layers : P::full_layers) * P::kv_heads * (2 * HALF_PAGE);
     const int *tables = (const int *)(kind ? c.p.table_sliding : c.p.table_full);
     const u8 *pool = (const u8 *)(kind ? c.p.kv_sliding : c.p.kv_full);
     int first = 0, second = 0; /* page ids, read one pair ahead */
-    auto peek = [&](int i) {
-        const Segment &g = c.s.segment[kind][i];
+    auto peek = [&](const Segment &g) {
         const int *table = tables + (u64)c.s.table_row[g.column] * c.p.table_stride + g.page;
         first = __ldg(table), second = g.pages > 1 ? __ldg(table + 1) : 0;
     };
-    if (count) peek(0);
+    u32 *tickets = (u32 *)c.p.tickets + (P::attention_ticket + t.kv_layer + kind * P::full_layers) * 64;
+    u32 *ticket = tickets + (c.p.epoch & 1) * 32;
+    if (CLAIMED && blockIdx.x == 0) tickets[(c.p.epoch + 1 & 1) * 32] = 0; /* the next step's: nobody draws from it */
+    const bool deals = P::claim_attention == NMK_CLAIM_FULL && kind;
+    if (!CLAIMED && count) peek(c.s.segment[kind][0]);
 #pragma unroll 1
-    for (int i = 0; i < count; i++) {
-        const Segment g = c.s.segment[kind][i];
+    for (int i = !CLAIMED ? 0 : deals ? blockIdx.x : (int)atomicAdd(ticket, 1u); i < count;) {
+        const Segment g = CLAIMED ? segment_of(c.s, kind, i) : c.s.segment[kind][i];
+        if (CLAIMED) {
+            peek(g);
+            c.wait(&c.s.empty[c.fill.index], c.fill.phase); /* who reads the slot's segment reads its stage later */
+            claimed_segment(c.s, c.fill.index) = g;
+        }
         const int *table = tables + (u64)c.s.table_row[g.column] * c.p.table_stride + g.page;
         const u8 *from = pool + ((u64)t.kv_layer * P::kv_heads + g.kv_head) * (2 * HALF_PAGE);
         int a = first, b = second;
-        if (i + 1 < count) peek(i + 1);
+        if (!CLAIMED && i + 1 < count) peek(c.s.segment[kind][i + 1]);
 #pragma unroll 1
         for (int k = 0; k < g.pages; k += 2) {
             const int two = min(2, g.pages - k);
@@ -59,7 +71,9 @@ DEVICE void load(Loader &c, const Task &t)
             }
             a = next_a, b = next_b;
         }
+        i = !CLAIMED ? i + 1 : deals ? i + NMK_SMS : (int)atomicAdd(ticket, 1u);
     }
+    if (CLAIMED) c.push_end();
 }
 
 //@device compute
@@ -143,24 +157,40 @@ DEVICE void compute(Consumer &c, const Task &t)
     const bf16 *qkv = c.buffer<bf16>(t.qkv);
     const float *squares = c.buffer<float>(t.squares);
     const float none = -1e30f;
-    constexpr bool AHEAD = TILES == 1; /* with two tiles there are no registers for it */
+    /* with two tiles there are no registers for it, and who claims does not know what comes */
+    constexpr bool AHEAD = TILES == 1 && !CLAIMED;
     uint4 ahead[TILES][FRAGMENTS];
     float2 squares_ahead[TILES];
-    auto fetch = [&](int i) {
-        fetch_q(c, qkv, s.segment[kind][i], ahead);
+    auto fetch = [&](const Segment &g) {
+        fetch_q(c, qkv, g, ahead);
         if constexpr (P::qk_norm) {
 #pragma unroll
-            for (int n = 0; n < TILES; n++) squares_ahead[n] = fetch_q_squares(c, squares, s.segment[kind][i], n);
+            for (int n = 0; n < TILES; n++) squares_ahead[n] = fetch_q_squares(c, squares, g, n);
         }
     };
-    if (AHEAD && count) fetch(0);
+    if (AHEAD && count) fetch(s.segment[kind][0]);
 #pragma unroll 1
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; CLAIMED || i < count; i++) {
         asm volatile("" : "+r"(c.lane)); /* no lane-dependent address is worth a register from chunk to chunk */
         const int lane = c.lane, g = c.g(), t2 = 2 * c.t(), dims = WHOLE ? w & 3 : w;
-        const Segment seg = s.segment[kind][i];
+        Segment seg;
+        if constexpr (CLAIMED) {
+            c.wait_full(c.slot);
+            const int tag = s.stage_tag[c.slot.index];
+            seg = claimed_segment(s, c.slot.index);
+            /* All warps go on, or none: below they meet at barriers.  And all have seen all of the segment: the slot is
+             * freed with words of its stage alone. */
+            const u32 bits = seg.column | seg.kv_head | seg.page | seg.pages | seg.slot | seg.last;
+            if (c.any_warp((u32)tag >> 31 | (u32)c.gone() | (bits & c.p.zero))) {
+                c.release(tag);
+                break;
+            }
+            if (P::qk_norm && seg.last && w == seg.slot % WARPS_COMPUTE) append(c, seg, qkv, squares, t);
+        } else {
+            seg = s.segment[kind][i];
+        }
         const int low = s.low[kind][seg.column], base = s.base[seg.column], token0 = seg.page * NMK_PAGE_TOKENS;
-        if (!AHEAD) fetch(i);
+        if (!AHEAD) fetch(seg);
         uint4 q[TILES][FRAGMENTS];
         float norm[TILES][2]; /* 1 / rms of this lane's two heads */
 #pragma unroll
@@ -174,7 +204,7 @@ DEVICE void compute(Consumer &c, const Task &t)
                 norm[n][0] = norm[n][1] = 1.f;
             }
         }
-        if (AHEAD && i + 1 < count) fetch(i + 1);
+        if (AHEAD && i + 1 < count) fetch(s.segment[kind][i + 1]);
         float max[TILES][2], sum[TILES][2], o[TILES][4];
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
@@ -345,10 +375,19 @@ DEVICE void compute(Consumer &c, const Task &t)
         for (int n = 0; n < TILES; n++) { /* a tile is a job of its own */
             if (w == 0 && g == 0)
                 *(float4 *)&s.part_ml[c.job % TAGS][2 * t2] = make_float4(max[n][0], max[n][1], sum[n][0], sum[n][1]);
+            if (CLAIMED && w == 0 && lane == 0) s.job_tag[c.job % TAGS] = seg.slot;
             c.hand(o[n]);
         }
     }
-    if constexpr (P::qk_norm) {
+    if constexpr (CLAIMED) {
+        const float nothing[4] = {0, 0, 0, 0};
+#pragma unroll 1
+        for (int mark = 1; mark <= WARPS_STORE; mark++) {
+            if (w == 0 && c.lane == 0) s.job_tag[c.job % TAGS] = -mark;
+            c.hand(nothing);
+        }
+    }
+    if constexpr (P::qk_norm && !CLAIMED) {
 #pragma unroll 1
         for (int i = w; i < count; i += WARPS_COMPUTE)
             if (s.segment[kind][i].last) append(c, s.segment[kind][i], qkv, squares, t);
@@ -363,10 +402,20 @@ DEVICE void store(Storer &c, const Task &t)
     const int kind = t.sliding, count = c.s.segments[kind] * TILES;
     float4 *part = c.buffer<float4>(t.part);
 #pragma unroll 1
-    for (int i = 0; i < count; i++, c.job++) {
+    for (int i = 0; CLAIMED ? !c.gone() : i < count; i++, c.job++) {
         if (!c.mine()) continue;
-        const int slot = blockIdx.x + i / TILES * NMK_SMS, first = i % TILES * 4;
+        int slot = blockIdx.x + i / TILES * NMK_SMS;
+        const int first = i % TILES * 4;
         c.wait_job();
+        if constexpr (CLAIMED) {
+            slot = c.s.job_tag[c.job % TAGS];
+            if (c.gone()) slot = -1; /* the tag may be that of another op's job */
+            if (slot < 0) {          /* the end marks, as in expert_up */
+                c.free_job(slot);
+                c.job += slot == -1 ? WARPS_STORE : 1;
+                break;
+            }
+        }
         const float4 *d = c.job_data();
         float4 v[8], ml = make_float4(0, 0, 0, 0);
         if (c.lane < 4) ml = *(const float4 *)&c.s.part_ml[c.job % TAGS][c.lane * 4];
@@ -394,13 +443,23 @@ const int width = (P.heads + 2 * P.kv_heads) * P.head_dim, layers = t.sliding ? 
 const uint16_t *qkv = buffer(vm, t.qkv);
 const float *squares = buffer(vm, t.squares);
 float *part = buffer(vm, t.part), *part_ml = part + (size_t)P.part_slots * SLOT_FLOATS;
-int slot = 0; /* of the column's first chunk */
+int slot = 0, unit = -1, more = 0; /* slot: of the column's first chunk; unit: the chunk that is claimed */
+if (P.claim_attention != NMK_CLAIM_STATIC) {
+    const int how = P.claim_attention == NMK_CLAIM_FULL && t.sliding ? NMK_CLAIM_STATIC : NMK_CLAIM_QUEUE;
+    const int ticket = P.attention_ticket + t.kv_layer + t.sliding * P.full_layers;
+    int all = 0;
+    if (sm->id == 0) atomic_store(ticket_at(vm, ticket, vm->epoch + 1), 0);
+    for (int n = 0; n < NMK_COLUMNS; n++)
+        if (active(vm, n)) all += P.kv_heads * chunks_of(&vm->control->column[n], t.sliding, P.window).count;
+    more = claim(vm, sm, d, ticket, how, sm->id, all, &unit);
+    if (unit < 0) return more;
+}
 for (int n = 0; n < NMK_COLUMNS; n++) {
     const struct nmk_column *c = &vm->control->column[n];
     if (!active(vm, n)) continue;
     const struct chunks s = chunks_of(c, t.sliding, P.window);
     for (int i = 0; i < P.kv_heads * s.count; i++, slot++) {
-        if (slot % NMK_SMS != sm->id) continue;
+        if (unit >= 0 ? slot != unit : slot % NMK_SMS != sm->id) continue;
         const int head = i / s.count, chunk = i % s.count;
         const uint16_t *q = qkv + n * width + head * GROUP * HEAD_DIM, *k[16], *v[16];
         uint16_t normed[NMK_COLUMNS][HEAD_DIM]; /* this step's keys, as later steps find them in their pages */
@@ -448,3 +507,4 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
         }
     }
 }
+return more;

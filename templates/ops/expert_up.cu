@@ -3,7 +3,7 @@
   summary  = "h = silu(gate * xn) * (up * xn) * router weight, for the active experts",
   pipeline = "gemm_x",
   claim    = "queue",
-  params   = { {"hidden", "i32"}, {"experts", "i32"}, {"expert_ff", "i32"} },
+  params   = { {"hidden", "i32"}, {"experts", "i32"}, {"expert_ff", "i32"}, {"claim_up", "i32"} },
   tile     = "every",
   task     = { {"weight_kib", "i32"}, {"ticket", "i32"}, {"rank", "i32"} },
   reads    = { {"xn", "bf16", role = "compute", scope = "sm"}, {"route", role = "load", scope = "sm"},
@@ -14,32 +14,35 @@
 //@device load
 constexpr int CHUNKS = P::expert_ff / 8; /* row tiles of one expert: 8 gate and 8 up rows */
 
+/* Row tiles that this SM has by number. */
+DEVICE int dealt(int all, const Task &t) { return nmk_claim_rounds(P::claim_up, all, t.rank); }
+
 DEVICE void load(Loader &c, const Task &t)
 {
     typedef PackedX L;
     const int instance = c.desc()[7], b = instance & 1;
     c.wait_route(instance);
-    const int all = c.s.active[b] * CHUNKS, fixed = static_rounds(all) * NMK_SMS;
+    const int all = c.s.active[b] * CHUNKS, fixed = dealt(all, t) * NMK_SMS;
     u32 *ticket = (u32 *)c.p.tickets + (t.ticket * 2 + (c.p.epoch & 1)) * 32;
     int chunk = t.rank;
 #pragma unroll 1
     for (;;) {
-        if (chunk >= fixed) chunk = fixed + (int)atomicAdd(ticket, 1u);
+        if (P::claim_up != NMK_CLAIM_STATIC && chunk >= fixed) chunk = fixed + (int)atomicAdd(ticket, 1u);
         if (chunk >= all) break;
         const u64 tile = (u64)c.s.expert[b][chunk / CHUNKS] * CHUNKS + chunk % CHUNKS;
         c.stream(c.weights(t.weight_kib) + tile * L::tile_bytes, L::stages, L::stage_bytes, chunk);
-        chunk = chunk >= fixed ? fixed : chunk + NMK_SMS;
+        chunk = P::claim_up != NMK_CLAIM_STATIC && chunk >= fixed ? fixed : chunk + NMK_SMS;
     }
     c.push_end();
 }
 
 //@device compute
-/* Row tiles dealt by number; the claimed ones follow until the producer's end mark. */
+/* Row tiles dealt by number; the claimed ones follow, and in any case the producer's end mark. */
 DEVICE int compute(Consumer &c, const Task &t)
 {
     const int instance = c.desc()[7];
     c.wait_route(instance);
-    return static_rounds(c.s.active[instance & 1] * CHUNKS);
+    return dealt(c.s.active[instance & 1] * CHUNKS, t);
 }
 
 //@device store
@@ -47,7 +50,7 @@ DEVICE void store(Storer &c, const Task &t)
 {
     const int instance = c.desc()[7], b = instance & 1;
     c.wait_route(instance);
-    const int fixed = static_rounds(c.s.active[b] * CHUNKS);
+    const int fixed = dealt(c.s.active[b] * CHUNKS, t);
     bf16 *h = c.buffer<bf16>(t.h);
 #pragma unroll 1
     for (int i = 0; !c.gone(); i++, c.job++) {
@@ -55,6 +58,8 @@ DEVICE void store(Storer &c, const Task &t)
         int chunk = t.rank + i * NMK_SMS;
         c.wait_job();
         if (i >= fixed) chunk = c.s.job_tag[c.job % TAGS];
+        /* in a step that is lost the tag may be that of another op's job, of attention's where that claims */
+        if (NMK_SEGMENTS_CLAIMED && c.gone()) chunk = -1;
         if (chunk < 0) { /* the two end marks: -1 for whoever's turn it is, then -2 */
             c.free_job(chunk);
             c.job += chunk == -1 ? WARPS_STORE : 1;
@@ -75,19 +80,20 @@ DEVICE void store(Storer &c, const Task &t)
 }
 
 //@reference
-/* Who computes a chunk of 8 rows does not change it; here they are simply dealt out. */
 const struct vm_route *r = route_of(sm, d);
 uint16_t *h = buffer(vm, t.h);
 if (!r) return -1;
-for (int chunk = t.rank; chunk < r->active * (P.expert_ff / 8); chunk += NMK_SMS) {
-    const int slot = chunk / (P.expert_ff / 8), row0 = chunk % (P.expert_ff / 8) * 8, e = r->expert[slot];
-    for (int row = row0; row < row0 + 8; row++) {
-        const uint16_t *gate = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, row);
-        const uint16_t *up = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, P.expert_ff + row);
-        for (int n = 0; n < NMK_COLUMNS; n++) {
-            if (r->weight[slot][n] == 0) continue;
-            const float v = silu(dot(gate, sm->xn[n], P.hidden)) * dot(up, sm->xn[n], P.hidden);
-            h[(slot * NMK_COLUMNS + n) * P.expert_ff + row] = bf16_round(v * r->weight[slot][n]);
-        }
+int chunk;
+const int more = claim(vm, sm, d, t.ticket, P.claim_up, t.rank, r->active * (P.expert_ff / 8), &chunk);
+if (chunk < 0) return more;
+const int slot = chunk / (P.expert_ff / 8), row0 = chunk % (P.expert_ff / 8) * 8, e = r->expert[slot];
+for (int row = row0; row < row0 + 8; row++) {
+    const uint16_t *gate = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, row);
+    const uint16_t *up = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, P.expert_ff + row);
+    for (int n = 0; n < NMK_COLUMNS; n++) {
+        if (r->weight[slot][n] == 0) continue;
+        const float v = silu(dot(gate, sm->xn[n], P.hidden)) * dot(up, sm->xn[n], P.hidden);
+        h[(slot * NMK_COLUMNS + n) * P.expert_ff + row] = bf16_round(v * r->weight[slot][n]);
     }
 }
+return more;

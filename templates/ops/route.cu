@@ -145,3 +145,7 @@ for (int e = 0; e < P.experts; e++) {
     for (int n = 0; n < NMK_COLUMNS; n++) r->weight[r->active][n] = weight[n][e];
     r->active++;
 }
+if (sm->id == 0) {
+    atomic_store(ticket_at(vm, t.ticket, vm->epoch + 1), 0);
+    atomic_fetch_add(ticket_at(vm, t.ticket, 0) + 1, (uint32_t)r->active);
+}

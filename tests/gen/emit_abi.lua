@@ -28,6 +28,12 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_COUNTERS 2
 #define NMK_NODES 3
 #define NMK_TICKETS 1
+#define NMK_CLAIM_UNITS 1
+#define NMK_SEGMENTS_CLAIMED 0
+#define NMK_CLAIM_STATIC 0
+#define NMK_CLAIM_TAIL 1
+#define NMK_CLAIM_QUEUE 2
+#define NMK_CLAIM_FULL 3
 #define NMK_ARENA_BYTES 1024
 #define NMK_WEIGHTS_KIB 56
 #define NMK_PAGE_TOKENS 64

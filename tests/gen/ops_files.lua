@@ -49,8 +49,10 @@ refuses("tile without its field", AT .. "5:3: tile = \"spread\" needs the task f
   '{"count", "i32"}', "(tile+tiles)", "(tile+count)", "(tile+tiles)", "(tile+count)", '"tiles*64"', '"count*64"')
 refuses("unknown pipeline", AT .. "9:3: unknown pipeline 'gemm_y', did you mean 'gemm_x'?", "cost ",
   'pipeline = "gemm_y", cost ')
-refuses("unknown claim", AT .. "9:3: claim 'ticket': only \"queue\" is known", "cost ", 'claim = "ticket", cost ')
-
+refuses("unknown claim", AT .. [[9:3: claim 'ticket': neither "queue" nor "schedule"]], "cost ",
+  'claim = "ticket", cost ')
+refuses("a claim without a key", AT .. '9:3: claim "schedule": no parameter claim_KEY says by which of its keys',
+  "cost ", 'claim = "schedule", cost ')
 refuses("a wrong type of optional", AT .. "9:3: op: 'optional' must be a boolean, not integer", "cost ",
   "optional = 1, cost ")
 refuses("an op of other roles cannot sleep", AT .. "9:3: optional: only an op whose one role is help can sleep",

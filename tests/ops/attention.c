@@ -122,14 +122,22 @@ static void fill_caches(void) {
         }
 }
 
+/* Where chunks are claimed, SM after SM has one until none is left. */
 static int run(struct vm_sm *sms, int32_t *d, int first_word) {
-    int broken = 0;
-    for (int s = 0; s < NMK_SMS; s++) {
-        sms[s].id = s;
-        if (first_word) d[first_word] = s;
-        broken |= execute(&vm, &sms[s], d) != 0;
+    int broken = 0, more = 1;
+    for (int s = 0; s < NMK_SMS; s++) sms[s].id = s, sms[s].claimed = 0, sms[s].held = -1;
+    while (more) {
+        more = 0;
+        for (int s = 0; s < NMK_SMS; s++) {
+            if (sms[s].claimed < 0) continue;
+            if (first_word) d[first_word] = s;
+            const int got = execute(&vm, &sms[s], d);
+            broken |= got < 0, more |= got == MORE;
+            if (got != MORE) sms[s].claimed = -1;
+        }
     }
-    return broken;
+    char err[160];
+    return broken || report_unclaimed(&vm, err, sizeof err);
 }
 
 static double error_of(const double *want, const uint16_t *got, int n) {
@@ -169,6 +177,8 @@ static void test_step(int sliding, int base, int other) {
         memcpy(sms[0].xn[n], xn[n], sizeof sms[0].xn[n]);
         project(n, control.column[n].pos);
     }
+    memset(vm.state->claims, 0, sizeof vm.state->claims);
+    memset(vm.tickets, 0, sizeof(uint32_t) * NMK_TICKETS * 2 * NMK_COUNTER_WORDS);
     /* qkv's whole task on one SM */
     bool broken = execute(&vm, &sms[0], q) != 0;
     broken |= run(sms, d, 0) | run(sms, e, NMK_WORD_COMBINE_FIRST);
@@ -225,6 +235,8 @@ int main(void) {
         .table_sliding = table,
         .table_stride = LONGEST / PAGE,
         .rope = rope,
+        .tickets = zeroed(sizeof(uint32_t) * NMK_TICKETS * 2 * NMK_COUNTER_WORDS),
+        .state = zeroed(sizeof(struct nmk_vm_state)),
         .out = out,
     };
     for (int i = 0; i < 2; i++) cache[i] = zeroed(sizeof(double) * 2 * SEQUENCES * LONGEST * KV_ROWS);

@@ -121,8 +121,8 @@ static void test_route(void) {
 int main(void) {
     const size_t rows = 48, widest = NMK_DENSE_FF > NMK_Q_WIDTH ? NMK_DENSE_FF : NMK_Q_WIDTH;
     uint16_t *weights = calloc(rows * widest, sizeof *weights);
-    vm.arena = calloc(3, PLACE * 4);
-    if (!weights || !vm.arena) return 1;
+    vm.arena = calloc(3, PLACE * 4), vm.tickets = calloc(NMK_TICKETS * 2, NMK_COUNTER_WORDS * sizeof *vm.tickets);
+    if (!weights || !vm.arena || !vm.tickets) return 1;
     for (size_t i = 0; i < rows * widest; i++) weights[i] = bf16_round(uniform());
     vm.weights = (const uint8_t *)weights;
     for (int n = 0; n < NMK_COLUMNS; n++) control.column[n].pos = n < TOKENS ? 5 : -1;
@@ -132,6 +132,6 @@ int main(void) {
     test_row_tile(NMK_OP_DENSE_DOWN, NMK_DENSE_FF, NMK_WORD_DENSE_DOWN_DENSE_H, NMK_WORD_DENSE_DOWN_TILE,
                   NMK_WORD_DENSE_DOWN_WEIGHT_KIB, "dense_down");
     test_route();
-    free(weights), free(vm.arena);
+    free(weights), free(vm.arena), free(vm.tickets);
     return failures != 0;
 }

@@ -633,6 +633,7 @@ static void test_lm_head(void) {
 }
 
 int main(void) {
+    vm.tickets = zeroed(TICKETS_BYTES);
     vm.arena = zeroed((size_t)NMK_ARENA_BYTES);
     vm.control = &control, vm.out = out;
     vm.table_full = vm.table_sliding = table, vm.table_stride = LONGEST / PAGE;
@@ -652,6 +653,6 @@ int main(void) {
     test_strange_scores();
     test_logprobs();
     test_lm_head();
-    free(vm.arena);
+    free(vm.tickets), free(vm.arena);
     return failures != 0;
 }

@@ -37,6 +37,7 @@ static void compare_layers(struct toy *t, json_object *prompt, const nmk_control
         json_object *logits;
         cut_lists(t, cut, layer);
         memset(one.vm.counters, 0, sizeof(uint32_t) * NMK_COUNTERS * NMK_COUNTER_WORDS), one.vm.epoch = 0;
+        memset(one.vm.tickets, 0, TICKETS_BYTES);
         must_step(&one);
         const double e =
             relative_error(residual(&one, layer + 1) + column * NMK_HIDDEN,
@@ -53,6 +54,7 @@ static void compare_layers(struct toy *t, json_object *prompt, const nmk_control
     nmk_vm_close(&one.vm);
     free(cut);
     memset(t->vm.counters, 0, sizeof(uint32_t) * NMK_COUNTERS * NMK_COUNTER_WORDS), t->vm.epoch = 0;
+    memset(t->vm.tickets, 0, TICKETS_BYTES);
 }
 
 static void compare_greedy(struct toy *t, json_object *prompt, int last, int tokens) {

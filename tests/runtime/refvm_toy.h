@@ -89,7 +89,10 @@ struct toy {
     nmk_tops tops[NMK_COLUMNS];
 };
 
-enum { ADJUST_BYTES = NMK_COLUMNS * NMK_VOCAB * sizeof(nmk_adjust) };
+enum {
+    ADJUST_BYTES = NMK_COLUMNS * NMK_VOCAB * sizeof(nmk_adjust),
+    TICKETS_BYTES = NMK_TICKETS * 2 * NMK_COUNTER_WORDS * sizeof(uint32_t)
+};
 
 __attribute__((unused)) static struct toy *toy_open(void) {
     struct toy *t = zeroed(sizeof *t);
@@ -121,6 +124,7 @@ __attribute__((unused)) static struct toy *toy_open(void) {
         .tops = t->tops,
         .adjust = zeroed(ADJUST_BYTES),
         .counters = zeroed(sizeof(uint32_t) * NMK_COUNTERS * NMK_COUNTER_WORDS),
+        .tickets = zeroed(TICKETS_BYTES),
         .threads = 2,
     };
     for (int n = 0; n < NMK_COLUMNS; n++) t->control.column[n].pos = -1;

@@ -30,7 +30,10 @@ function M.model(name, over)
   local model = {
     name = name, source = ("specs/%s.yaml"):format(name), shape = numbers(spec, "shape"),
     target = numbers(read(("specs/targets/%s.yaml"):format(spec:match("target:%s*(%S+)")))),
-    schedule = { columns = 8, reuse_buffers = true, ring_stages = 12, split = { chunks_max = 32 } },
+    schedule = {
+      columns = 8, reuse_buffers = true, ring_stages = 12, split = { chunks_max = 32 },
+      claim = { up = "tail", attention = "static" },
+    },
   }
   local family = dofile(("specs/families/%s.lua"):format(spec:match("family:%s*(%S+)")))
   if over.family then family = over.family(family) end

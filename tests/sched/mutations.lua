@@ -18,7 +18,8 @@ math.randomseed(tonumber(os.getenv("NMK_SEED")) or 1)
 -- Seven tiles of owners on three SMs: three passes, the last of which one SM has.
 local HIDDEN = { [1] = 32, [3] = 112 }
 
-local function build(reuse, passes)
+local function build(reuse, passes, attention)
+  SMALL.schedule.claim = { up = "queue", attention = attention }
   SMALL.schedule.reuse_buffers, SMALL.shape.hidden = reuse, HIDDEN[passes]
   local g = helper.build("nmc-toy", SMALL)
   return g, helper.words(g)
@@ -102,10 +103,12 @@ local function shown(g, words)
   end
 end
 
-for _, case in ipairs({ { true, 1 }, { false, 1 }, { true, 3 } }) do
-  local reuse, passes = table.unpack(case)
-  local g, words = build(reuse, passes)
-  local what = (reuse and "buffers reused" or "a buffer for each layer") .. (passes > 1 and ", owners in passes" or "")
+local CASES = { { true, 1, "static" }, { false, 1, "static" }, { true, 3, "static" }, { true, 1, "queue" } }
+for _, case in ipairs(CASES) do
+  local reuse, passes, attention = table.unpack(case)
+  local g, words = build(reuse, passes, attention)
+  local what = (reuse and "buffers reused" or "a buffer for each layer") ..
+    (passes > 1 and ", owners in passes" or "") .. (attention == "queue" and ", attention claimed" or "")
   helper.proved("small lists, " .. what, g, words)
   local m = machine.new(g, words)
   for _, asleep in ipairs({ false, true }) do

@@ -15,6 +15,12 @@
 #define NMK_COUNTERS 38
 #define NMK_NODES 60
 #define NMK_TICKETS 5
+#define NMK_CLAIM_UNITS 192
+#define NMK_SEGMENTS_CLAIMED 0
+#define NMK_CLAIM_STATIC 0
+#define NMK_CLAIM_TAIL 1
+#define NMK_CLAIM_QUEUE 2
+#define NMK_CLAIM_FULL 3
 #define NMK_ARENA_BYTES 1719680
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
@@ -304,6 +310,7 @@ static_assert(sizeof(nmk_params) == 168, "nmk_params: size");
 
 ... templates/random.h
 ... templates/sampling.h
+... templates/claim.h
 ... templates/prelude.cuh
 namespace op_attention {
 struct P {
@@ -316,6 +323,8 @@ struct P {
     static constexpr int part_slots = 256;
     static constexpr int qk_norm = 0;
     static constexpr float eps = 1e-06f;
+    static constexpr int claim_attention = 0;
+    static constexpr int attention_ticket = 5;
 };
 struct Task { int sliding; int kv_layer; int qkv; int squares; int part; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12]}; }
@@ -412,6 +421,7 @@ struct P {
     static constexpr int hidden = 256;
     static constexpr int experts = 16;
     static constexpr int expert_ff = 96;
+    static constexpr int claim_up = 1;
 };
 struct Task { int weight_kib; int ticket; int rank; int h; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11]}; }

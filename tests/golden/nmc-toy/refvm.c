@@ -2,6 +2,7 @@
 ... templates/refvm.c
 ... templates/random.h
 ... templates/sampling.h
+... templates/claim.h
 ... templates/refvm.c
     {2, 0, 0}, /* attention */
     {1, 1, 0}, /* clear_cuts */
@@ -33,9 +34,11 @@ static const struct {
     int32_t part_slots;
     int32_t qk_norm;
     float eps;
+    int32_t claim_attention;
+    int32_t attention_ticket;
 } attention_params = {
     .heads = 8, .kv_heads = 1, .head_dim = 128, .window = 128, .full_layers = 2, .sliding_layers = 3,
-    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f
+    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f, .claim_attention = 0, .attention_ticket = 5
 };
 struct attention_task {
     int32_t sliding;
@@ -251,8 +254,9 @@ static const struct {
     int32_t hidden;
     int32_t experts;
     int32_t expert_ff;
+    int32_t claim_up;
 } expert_up_params = {
-    .hidden = 256, .experts = 16, .expert_ff = 96
+    .hidden = 256, .experts = 16, .expert_ff = 96, .claim_up = 1
 };
 struct expert_up_task {
     int32_t weight_kib;
