@@ -11,9 +11,10 @@
 #   make deps    install the Debian packages that are missing; deps-build: without those of tests and demo
 #   make clean   remove build/
 
-MODELS := $(patsubst specs/%.yaml,%,$(wildcard specs/*.yaml))
+# What `nmkgen tune` found lies beside a model and is none.
+MODELS := $(patsubst specs/%.yaml,%,$(filter-out %.tuning.yaml,$(wildcard specs/*.yaml)))
 # Models that only tests on a GPU use; not part of `make`.
-GPU_MODELS := $(patsubst tests/gpu/specs/%.yaml,%,$(wildcard tests/gpu/specs/*.yaml))
+GPU_MODELS := $(patsubst tests/gpu/specs/%.yaml,%,$(filter-out %.tuning.yaml,$(wildcard tests/gpu/specs/*.yaml)))
 # Those of them that every `make test` looks at: shapes of attention that no shipped model has.
 SHAPES := $(filter heads-% normed-%,$(GPU_MODELS))
 TOY    := nmc-toy

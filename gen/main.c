@@ -436,7 +436,7 @@ static const luaL_Reg HOST[] = {
     {"read", host_read}, {"write", host_write}, {"list", host_list}, {"realpath", host_realpath}, {NULL, NULL},
 };
 
-static const luaL_Reg YAML[] = {{"load", yaml_load}, {NULL, NULL}};
+static const luaL_Reg YAML[] = {{"load", yaml_load}, {"parse", parse}, {NULL, NULL}};
 
 static int open_host(lua_State *L) {
     luaL_newlib(L, HOST);

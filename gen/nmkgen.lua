@@ -23,6 +23,7 @@ local MAX_SHOWN = 50
 
 local HELP = [[
 nmkgen MODEL.yaml [-o DIR]   generate a model's kernel, encoder and CPU machine into DIR (build/MODEL)
+nmkgen variant MODEL.yaml -o DIR   kernel and lists alone, for programs built before: nmk-run --variant DIR
 nmkgen check MODEL.yaml      the same proofs, nothing written
 nmkgen plan MODEL.yaml       waves, tasks, counters, bytes and the bound, as text
 nmkgen ops                   the opcodes with their descriptor fields
@@ -30,6 +31,8 @@ nmkgen keys                  the keys of a model spec
 
   -o, --output DIR           where to write
   -t, --target NAME          another target than the spec's: a file of specs/targets
+  --set KEY=VALUE            a key of the schedule, such as split.chunks_max=16; may be repeated
+  --untuned                  as if there were no MODEL.tuning.yaml
   -h, --help                 this text
   --version                  the version
 
@@ -40,7 +43,7 @@ Exit status: 0 done, 1 mistakes in the input (nothing was written), 2 wrong use,
 
 --- Reads and proves: everything up to the point where output could be made.  Returns the graph and the proof's figures.
 local function prove(path, opts, diag)
-  local model = spec.load(path, diag, { root = host.root, target = opts.target })
+  local model = spec.load(path, diag, { root = host.root, target = opts.target, sets = opts.sets, untuned = opts.untuned })
   diag:stop()
   local registry = ops.load(host.root, diag)
   diag:stop()
@@ -73,16 +76,28 @@ end
 
 local COMMANDS = {}
 
-function COMMANDS.generate(path, opts, diag)
-  local g, stats, list = emit(path, opts, diag)
-  local folder, out = opts.output or "build/" .. g.model.name, {}
+local function write(folder, list, diag)
+  local out = {}
   for i, file in ipairs(list) do out[i] = { path = folder .. "/" .. file.name, text = file.text } end
   local ok, why = host.write(out)
   if not ok then
     diag:error(nil, "cannot write %s", why)
     diag:stop()
   end
+end
+
+function COMMANDS.generate(path, opts, diag)
+  local g, stats, list = emit(path, opts, diag)
+  local folder = opts.output or "build/" .. g.model.name
+  write(folder, list, diag)
   print(("%s; %d files in %s"):format(summary(g, stats), #list, folder))
+end
+
+-- What --set and the tuning file change, in a folder that a program of the model can run.
+function COMMANDS.variant(path, opts, diag)
+  local g, stats = prove(path, opts, diag)
+  write(opts.output, files.variant(g), diag)
+  print(("%s; a variant in %s"):format(summary(g, stats), opts.output))
 end
 
 function COMMANDS.check(path, opts, diag)
@@ -114,14 +129,15 @@ end
 -- ---------------------------------------------------------------- the command line
 
 -- Commands that take a spec; the others take nothing.
-local NAMES = { "check", "plan", "ops", "keys" }
-local TAKES_SPEC = { generate = true, check = true, plan = true }
+local NAMES = { "variant", "check", "plan", "ops", "keys" }
+local TAKES_SPEC = { generate = true, variant = true, check = true, plan = true }
+local WRITES = { generate = true, variant = true }
 -- Flag -> option that takes its argument, or true.
 local FLAGS = {
-  ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target",
-  ["-h"] = true, ["--help"] = true, ["--version"] = true,
+  ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target", ["--set"] = "set",
+  ["--untuned"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
-local LONG_FLAGS = { "--output", "--target", "--help", "--version" }
+local LONG_FLAGS = { "--output", "--target", "--set", "--untuned", "--help", "--version" }
 
 local function wrong_use(fmt, ...)
   error({ usage = fmt:format(...) }, 0)
@@ -164,8 +180,13 @@ local function parse(args)
         value = args[i]
       end
       if not value or value == "" then wrong_use("%s needs an argument", flag) end
-      if opts[option] then wrong_use("%s is given twice", flag) end
-      opts[option] = value
+      if option == "set" then
+        local key, text = value:match("^([%w_.]+)=(.+)$")
+        if not key then wrong_use("--set %s: expected KEY=VALUE", value) end
+        opts.sets = opts.sets or {}
+        table.insert(opts.sets, { key = key, text = text })
+      elseif opts[option] then wrong_use("%s is given twice", flag)
+      else opts[option] = value end
     end
     i = i + 1
   end
@@ -197,7 +218,11 @@ local function dispatch(args, diag)
   local takes = TAKES_SPEC[command] and 1 or 0
   if #rest > takes then wrong_use("'%s' is one word too many", rest[takes + 1]) end
   if #rest < takes then wrong_use("%s needs a MODEL.yaml", command) end
-  if opts.output and command ~= "generate" then wrong_use("%s writes no files: -o has no meaning", command) end
+  if opts.output and not WRITES[command] then wrong_use("%s writes no files: -o has no meaning", command) end
+  if command == "variant" and not opts.output then wrong_use("variant needs -o DIR") end
+  if (opts.sets or opts.untuned) and takes == 0 then
+    wrong_use("%s has no schedule: --set and --untuned have no meaning", command)
+  end
   if opts.target and takes == 0 then wrong_use("%s has no target: -t has no meaning", command) end
   COMMANDS[command](rest[1], opts, diag)
 end

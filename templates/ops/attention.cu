@@ -398,7 +398,7 @@ int slot = 0; /* of the column's first chunk */
 for (int n = 0; n < NMK_COLUMNS; n++) {
     const struct nmk_column *c = &vm->control->column[n];
     if (!active(vm, n)) continue;
-    const struct chunks s = chunks_of(c, t.sliding, P.window);
+    const struct chunks s = chunks_of(vm, c, t.sliding, P.window);
     for (int i = 0; i < P.kv_heads * s.count; i++, slot++) {
         if (slot % NMK_SMS != sm->id) continue;
         const int head = i / s.count, chunk = i % s.count;
