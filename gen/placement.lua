@@ -1,5 +1,5 @@
--- Which SMs take the work that does not divide evenly: the tiles of a wave that are left over, and the first places where
--- work is claimed at run time.  A rule gives all SMs in an order; whoever comes first takes more.
+-- Which SMs take the work that does not divide evenly: the tiles of a wave that are left over, and the first places
+-- where work is claimed at run time.  A rule gives all SMs in an order; whoever comes first takes more.
 --
 --   layer_cost    least bytes so far in this layer, then least bytes so far in the step, then the lower number
 --   greedy        least bytes so far in the step, then the lower number

@@ -3,7 +3,7 @@
 -- A row is { key, type, min =, max =, default =, doc = }; without a default the key is required.  Types:
 --   int, number, bool   plain scalars            word    a name: letters, digits, . _ -
 --   map, shape          `keys` are its rows      ints    one int, or 8 of them
---   choice              one of `choices`
+--   choice              one of `choices`         numbers a list of numbers
 --   order               a list of all waves (reader.waves)
 -- A mistake is reported at its place, and the reading goes on.
 local diags = require("diag")
@@ -124,6 +124,7 @@ local TYPES = {
   bool = { text = function() return "true or false" end, parse = bool },
   choice = { text = function(row) return "one of " .. table.concat(row.choices, ", ") end, parse = choice },
   ints = { text = function(row) return "an integer " .. range(row) .. ", or a list of 8 such" end },
+  numbers = { text = function(row) return "a list of numbers " .. range(row) end },
   order = { text = function() return "a list of waves" end },
   map = { text = function() return "a map" end },
 }
@@ -143,6 +144,14 @@ function TYPES.ints.read(reader, node, path, row)
       return value
     end)
   end
+end
+
+function TYPES.numbers.read(reader, node, path, row)
+  return reader:list(node, path, row, function(item)
+    local value = number(item, row)
+    if not value then reader:error(item, path, "expected a number %s, got %s", range(row), shown(item)) end
+    return value
+  end)
 end
 
 -- Every wave once, and none before what it reads from.
@@ -293,13 +302,13 @@ end
 
 --- The map `tree` with `value` as its key `key`, which comes as its last if there is none.
 function M.with(tree, key, value)
-  local copy = { kind = "map", file = tree.file, line = tree.line, col = tree.col, items = {} }
+  local map = { kind = "map", file = tree.file, line = tree.line, col = tree.col, items = {} }
   for _, item in ipairs(tree.items) do
-    if not (item.key and item.key.value == key) then copy.items[#copy.items + 1] = item end
+    if not (item.key and item.key.value == key) then map.items[#map.items + 1] = item end
   end
-  local word = { kind = "scalar", style = "plain", value = key, file = value.file, line = value.line, col = value.col }
-  copy.items[#copy.items + 1] = { key = word, value = value }
-  return copy
+  local name = { kind = "scalar", style = "plain", value = key, file = value.file, line = value.line, col = value.col }
+  map.items[#map.items + 1] = { key = name, value = value }
+  return map
 end
 
 --- The value of a key of a map node; nil where there is none.

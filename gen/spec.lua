@@ -4,7 +4,7 @@
 -- a table below (rows.lua tells of rows); the keys of `shape:` are rows of the family's own table.
 --
 -- A key of `schedule:` comes from the first of these that has it: --set on the command line, the spec itself, the part
--- for this target in the tuning file beside the spec (specs/MODEL.tuning.yaml, which `nmkgen tune` writes), the default.
+-- for this target in the tuning file beside the spec (specs/MODEL.tuning.yaml, which `nmkgen tune` writes), default.
 local abi = require("emit.abi")
 local diags = require("diag")
 local families = require("family")
@@ -19,11 +19,15 @@ M.TUNING = ".tuning.yaml"
 
 -- ---------------------------------------------------------------- what may be written
 
+-- tries: values that `nmkgen tune` tries, where the type does not say it.
 local SPLIT = {
-  { "chunks_min", "int", min = 1, max = 32, default = 16, doc = "chunks of a long row up to which chunks stay short" },
+  { "chunks_min", "int", min = 1, max = 32, default = 16, tries = { 8, 12, 16, 24, 32 },
+    doc = "chunks of a long row up to which chunks stay short" },
   { "chunks_max", "int", min = 1, max = 32, default = 32, doc = "most chunks of one row" },
-  { "pages_per_chunk", "int", min = 1, max = 1024, default = 4, doc = "pages of a chunk while there are few" },
-  { "pages_per_long_chunk", "int", min = 1, max = 1024, default = 8, doc = "pages of a chunk beyond chunks_min" },
+  { "pages_per_chunk", "int", min = 1, max = 1024, default = 4, tries = { 2, 3, 4, 6, 8 },
+    doc = "pages of a chunk while there are few" },
+  { "pages_per_long_chunk", "int", min = 1, max = 1024, default = 8, tries = { 4, 8, 16 },
+    doc = "pages of a chunk beyond chunks_min" },
 }
 
 local PLACEMENT = {
@@ -35,7 +39,7 @@ local PLACEMENT = {
 local SCHEDULE = {
   { "columns", "int", min = 1, max = 8, default = 8,
     doc = "most rows that a step decodes, or positions of a prompt that it takes" },
-  { "ring_stages", "int", min = 4, max = 12, default = 12,
+  { "ring_stages", "int", min = 4, max = 12, default = 12, tries = { 8, 10, 11, 12 },
     doc = "depth of the weight ring, 16 KiB a stage; less by default where a wide residual leaves no room" },
   { "in_flight", "ints", min = 1, max = 12, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
     doc = "most stages in flight for 1 .. 8 live columns" },
@@ -53,6 +57,18 @@ local SPEC = {
   { "schedule", "map", keys = SCHEDULE, default = {}, doc = "how a step is laid out" },
 }
 
+-- What gen/estimate.lua knows of a machine.  The lists go together: at in_flight_kib[i] per SM the others' values.
+local TIMING = {
+  { "in_flight_kib", "numbers", min = 0, max = 1024, default = {}, doc = "KiB in flight an SM, ascending" },
+  { "read_share", "numbers", min = 0, max = 1.01, default = {}, doc = "of read_bytes_per_s reached with that" },
+  { "gather_ns", "numbers", min = 1, max = 1e6, default = {},
+    doc = "until all SMs have read what each wrote, 32 bytes an SM" },
+  { "gather8_ns", "numbers", min = 1, max = 1e6, default = {}, doc = "the same, 256 bytes an SM" },
+  { "consume_rate", "number", min = 1, max = 100, default = 2, doc = "of the consumers, in stream rates" },
+  { "task_ns", "number", min = 0, max = 1e5, default = 0, doc = "of an SM for a task, without its bytes" },
+  { "launch_ns", "number", min = 0, max = 1e6, default = 0, doc = "from one step to the first task of the next" },
+}
+
 local TARGET = {
   { "name", "word", doc = "name of the target, as the file's" },
   { "arch", "word", doc = "architecture to compile for" },
@@ -60,6 +76,7 @@ local TARGET = {
   { "smem_bytes_per_block", "int", min = 65536, max = 1048576, doc = "dynamic shared memory that one block may have" },
   { "regs", "int", min = 65536, max = 1048576, doc = "32-bit registers of an SM" },
   { "read_bytes_per_s", "number", min = 1e11, max = 1e14, doc = "rate at which device memory can be read" },
+  { "timing", "map", keys = TIMING, default = {}, doc = "measurements that estimates are made from" },
 }
 
 -- What the templates ask of a model, for every family that has the key: { key, test, expectation, uses = keys whose
@@ -248,6 +265,13 @@ local function load_target(path, called, name, diag)
   local reader = rows.reader(diag)
   local tree = rows.load(path, called, diag)
   local target = tree and reader:map(tree, "", TARGET)
+  local timing = target and target.timing
+  for _, key in ipairs({ "read_share", "gather_ns", "gather8_ns" }) do
+    if timing and timing.in_flight_kib and timing[key] and #timing[key] ~= #timing.in_flight_kib then
+      reader:error(reader.pos["timing." .. key], "timing." .. key, "has %d values, in_flight_kib %d", #timing[key],
+        #timing.in_flight_kib)
+    end
+  end
   if target and target.name and target.name ~= name then
     reader:error(reader.pos.name, "name", "'%s' differs from the file's name", target.name)
   end
@@ -347,6 +371,17 @@ function M.load(path, diag, opts)
   if complete and diag:count() == 0 then families.check(model, family, diag) end
   return model
 end
+
+local function leaves(list, prefix, out)
+  for _, row in ipairs(list) do
+    local at = rows.path(prefix, row[1])
+    if row.keys then leaves(row.keys, at, out) else out[#out + 1] = { key = at, row = row } end
+  end
+  return out
+end
+
+--- Every key of a schedule with its row, in order: { key = path below schedule, row }.
+function M.schedule_keys() return leaves(SCHEDULE, "", {}) end
 
 -- The rows of a map as text, a map's own rows in its place.
 local function describe(out, prefix, list)

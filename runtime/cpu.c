@@ -154,8 +154,9 @@ static const struct nmk_machine_calls calls = {
 int nmk_cpu_machine_open(nmk_machine **machine, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
     /* the references count with their own number of places */
     if (v->part_slots != NMK_PART_SLOTS)
-        return nmk_fail(e, "the CPU machine has %d places for attention's chunks, the variant %d: it can run on a GPU only",
-                        NMK_PART_SLOTS, v->part_slots);
+        return nmk_fail(
+            e, "the CPU machine has %d places for attention's chunks, the variant %d: it can run on a GPU only",
+            NMK_PART_SLOTS, v->part_slots);
     cpu_machine *c = xcalloc(1, sizeof *c);
     nmk_machine *m = &c->base;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);

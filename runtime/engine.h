@@ -12,7 +12,7 @@ struct nmk_engine {
     nmk_machine *machine;
     const nmk_variant *variant; /* the schedule that runs */
     nmk_variant *opened;        /* the same if it came from a folder */
-    nmk_params params; /* of the next step, apart from what queue_step sets */
+    nmk_params params;          /* of the next step, apart from what queue_step sets */
     nmk_kv kv;
     int32_t *lists; /* host copy */
     int stop_ids[NMK_STOP_IDS], stop_count;

@@ -24,8 +24,8 @@ struct nmk_vm_state;
 
 struct nmk_vm {
     const nmk_variant *variant; /* NULL: the schedule built in; the same in all steps */
-    const int32_t *lists;   /* [sms][max_tasks][32] */
-    const uint8_t *weights; /* a matrix starts where its packed form does, but is plain [rows][columns] */
+    const int32_t *lists;       /* [sms][max_tasks][32] */
+    const uint8_t *weights;     /* a matrix starts where its packed form does, but is plain [rows][columns] */
     uint8_t *arena;
     uint8_t *kv_full, *kv_sliding; /* bf16 [page][layer of the kind][kv head][K|V][64][head_dim] */
     struct nmk_control *control;

@@ -63,8 +63,8 @@ static int numbers(reader *r, const char *key, int count, int64_t least, int64_t
         to[i] = strtoll(from, &end, 10);
         if (end == from || to[i] < least || to[i] > most || (*end && *end != ' ') || (!*end && i + 1 < count) ||
             (*end && i + 1 == count))
-            return nmk_fail(r->e, "%s:%d: %s: expected %d number%s from %" PRId64 " to %" PRId64 ", got \"%s\"", r->path,
-                            r->line - 1, key, count, count == 1 ? "" : "s", least, most, text);
+            return nmk_fail(r->e, "%s:%d: %s: expected %d number%s from %" PRId64 " to %" PRId64 ", got \"%s\"",
+                            r->path, r->line - 1, key, count, count == 1 ? "" : "s", least, most, text);
     }
     return 0;
 }
@@ -80,7 +80,8 @@ static int hash(reader *r, const char *key, uint64_t *to) {
     char text[64], *end;
     if (!next(r, key, text, sizeof text)) return -1;
     *to = strtoull(text, &end, 16);
-    if (end == text || *end) return nmk_fail(r->e, "%s:%d: %s: expected a hash, got \"%s\"", r->path, r->line - 1, key, text);
+    if (end == text || *end)
+        return nmk_fail(r->e, "%s:%d: %s: expected a hash, got \"%s\"", r->path, r->line - 1, key, text);
     return 0;
 }
 
@@ -174,8 +175,8 @@ static int read_words(reader *r, nmk_variant *v, uint64_t want) {
         from += n;
     }
     if (h != want)
-        nmk_fail(r->e, "%s: the words are not those that nmkgen proved: %016" PRIx64 ", expected %016" PRIx64, r->path, h,
-                 want);
+        nmk_fail(r->e, "%s: the words are not those that nmkgen proved: %016" PRIx64 ", expected %016" PRIx64, r->path,
+                 h, want);
     else
         rc = 0;
 out:
@@ -216,7 +217,8 @@ static int read_lists(reader *r, nmk_variant *v, uint64_t *kernel) {
 
 int nmk_variant_open(nmk_variant **variant, const char *folder, nmk_err *e) {
     int rc = -1;
-    char *lists_path = xasprintf("%s/lists", folder), *kernel_path = xasprintf("%s/megakernel.cu", folder), *data = NULL;
+    char *lists_path = xasprintf("%s/lists", folder), *kernel_path = xasprintf("%s/megakernel.cu", folder),
+         *data = NULL;
     size_t bytes = 0;
     uint64_t kernel;
     nmk_variant *v = xcalloc(1, sizeof *v);

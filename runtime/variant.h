@@ -10,9 +10,9 @@
 #include "err.h"
 
 typedef struct nmk_variant {
-    uint64_t hash;  /* of its generation, as its kernel has it */
-    int max_tasks;  /* of an SM's list, its end included */
-    int counters;   /* each has a name in counter_names */
+    uint64_t hash; /* of its generation, as its kernel has it */
+    int max_tasks; /* of an SM's list, its end included */
+    int counters;  /* each has a name in counter_names */
     int ring_stages;
     int part_slots; /* places for what attention's chunks leave to combine */
     int chunks_min, chunks_max, pages_per_chunk, pages_per_long_chunk; /* how attention cuts a row's pages */
