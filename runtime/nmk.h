@@ -39,7 +39,7 @@ typedef struct {
     int steps_ahead;    /* steps queued before the host has read their tokens; 0: 8 */
     bool allow_spills;  /* run a kernel that spills registers */
     const char *kernel; /* CUDA file to compile instead of the kernel built in, for trying changes; NULL: built in */
-    const char *variant; /* folder that `nmkgen variant` wrote: another schedule than the one built in; NULL: built in */
+    const char *variant; /* folder of `nmkgen variant`: a schedule in place of the one built in; NULL: built in */
     /* Above 0 to 1, of the machine's memory: what weights, keys, values and buffers may take together.  0: 0.9 of a
      * GPU's; on the CPU the weights may take all, keys and values half of what is free. */
     double memory_share;

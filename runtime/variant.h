@@ -33,7 +33,7 @@ extern const nmk_variant nmk_built_in;
 int nmk_variant_open(nmk_variant **variant, const char *folder, nmk_err *e);
 void nmk_variant_free(nmk_variant *variant); /* NULL is fine */
 
-/* The lists of a variant, for the caller to free; NULL, with a message, where the encoder does not give what was proved. */
+/* A variant's lists, for the caller to free; NULL, with a message, where the encoder does not give what was proved. */
 int32_t *nmk_variant_lists(const nmk_variant *variant, nmk_err *e);
 
 /* The number after #define NMK_HASH in a kernel's text; 0: there is none. */

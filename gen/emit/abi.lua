@@ -178,8 +178,8 @@ local STRUCTS = {
   },
 }
 
--- Constants that the schedule alone decides: a program takes them from runtime/variant.h, not from abi.h, so that it can
--- run another schedule's lists.  Of all others `nmk_abi_hash` says that two generations have the same.
+-- Constants that the schedule alone decides: a program takes them from runtime/variant.h, not from abi.h, so that it
+-- can run another schedule's lists.  Of all others `nmk_abi_hash` says that two generations have the same.
 local SCHEDULED = {
   MAX_TASKS = true, RING_STAGES = true, SHARED_REST_BYTES = true, COUNTERS = true, ARENA_BYTES = true,
   CHUNKS_MAX = true, CHUNKS_MIN = true, PAGES_PER_CHUNK = true, PAGES_PER_LONG_CHUNK = true, MAX_SEGMENTS = true,

@@ -1,4 +1,4 @@
--- lists: everything about a schedule that a program of the model needs in place of what was built in, in one file beside
+-- lists: everything about a schedule that a program of the model needs in place of what was built in, in a file beside
 -- its kernel, megakernel.cu. runtime/variant.c reads it.
 --
 --   nmk-lists 1
