@@ -64,7 +64,7 @@ local function expert_bytes(g, node, distinct)
   if not array then return nil end
   local tile, tiles, bytes = array.tile_kib * memory.KIB, array.expert_kib // array.tile_kib, {}
   if node.spec.tile == "owner" then
-    for sm = 0, g.sms - 1 do bytes[sm] = sm < tiles and tile * distinct or 0 end
+    for _, task in ipairs(node.tasks) do bytes[task.sm] = tile * distinct end
     return bytes
   end
   local all = math.floor(distinct * tiles + 0.5)

@@ -250,7 +250,7 @@ local function origins(list, prefix, reader, values, names)
     if row.keys then
       for _, o in ipairs(origins(row.keys, at, reader, value, names)) do out[#out + 1] = o end
     elseif value ~= nil then
-      local node = reader.given[at]
+      local node = reader.given[at] and reader.pos[at]
       local from = "default"
       if node then
         from = names[node.file] and ("%s:%d"):format(names[node.file], node.line) or node.file
@@ -362,12 +362,12 @@ function M.load(path, diag, opts)
   local model = {
     name = spec.model, family = spec.family, target = target, shape = spec.shape, schedule = spec.schedule,
     family_module = family, source = sources[1], sources = sources,
-    origins = origins(SCHEDULE, "schedule", reader, spec.schedule, files),
   }
   if not family then return model end
   local complete = diag:count() == 0
   check_rules(model, reader, family, complete, diag)
   if complete and diag:count() == 0 then fit_ring(model, reader) end
+  model.origins = origins(SCHEDULE, "schedule", reader, spec.schedule, files)
   if complete and diag:count() == 0 then families.check(model, family, diag) end
   return model
 end

@@ -473,7 +473,8 @@ static int report_broken(const struct nmk_vm *vm, int broken, char *err, size_t 
 {
     const struct walk *w = &vm->state->walk[broken];
     int at = append(err, len, 0, "SM %d, task %d, ", w->sm, w->next);
-    if (w->next < variant_of(vm)->max_tasks) at = append(err, len, name_task(vm, err, len, at, task_at(vm, w->sm, w->next)), ": ");
+    if (w->next < variant_of(vm)->max_tasks)
+        at = append(err, len, name_task(vm, err, len, at, task_at(vm, w->sm, w->next)), ": ");
     append(err, len, at, "%s", vm->state->sm[w->sm].err);
     return -1;
 }
