@@ -232,13 +232,14 @@ local function ratio(a, b)
 end
 M.ratio = ratio
 
--- Median, and the distance from the least to the most.
+-- Median, and the distance from the least to the most; of five or more without these two: now and then something else
+-- hits a run.
 local function middle(list)
   local sorted = table.move(list, 1, #list, 1, {})
   table.sort(sorted)
   local n = #sorted
   local median = n % 2 == 1 and sorted[n // 2 + 1] or (sorted[n // 2] + sorted[n // 2 + 1]) / 2
-  return median, sorted[n] - sorted[1]
+  return median, n < 5 and sorted[n] - sorted[1] or sorted[n - 1] - sorted[2]
 end
 M.middle = middle
 
