@@ -135,6 +135,7 @@ t.case("a schedule that is no map is the spec's mistake",
   status == 1 and err:find("toy.yaml:%d+:11: schedule: expected a map"), out .. err)
 
 -- Wrong use.
+fresh(FEW)
 status, _, err = t.run("build/nmkgen tune " .. SPEC .. " --batch 1,9")
 t.case("a batch that is too large", status == 1 and err:find("--batch 1,9: expected numbers from 1 to 8", 1, true), err)
 status, _, err = t.run("build/nmkgen plan --budget 3 " .. SPEC)
