@@ -12,11 +12,12 @@
 #   make deps    install the Debian packages that are missing; deps-build: without those of tests and demo
 #   make clean   remove build/
 
-MODELS := $(patsubst specs/%.yaml,%,$(wildcard specs/*.yaml))
+# What `nmkgen tune` found lies beside a model and is none.
+MODELS := $(patsubst specs/%.yaml,%,$(filter-out %.tuning.yaml,$(wildcard specs/*.yaml)))
 # Those whose programs a bare `make` builds; of the others it makes what nmkgen emits.
 BUILT  := nmc-toy north-mini-code
 # Models that only tests on a GPU use; not part of `make`.
-GPU_MODELS := $(patsubst tests/gpu/specs/%.yaml,%,$(wildcard tests/gpu/specs/*.yaml))
+GPU_MODELS := $(patsubst tests/gpu/specs/%.yaml,%,$(filter-out %.tuning.yaml,$(wildcard tests/gpu/specs/*.yaml)))
 # Random checkpoints with what transformers computes on them.
 TINY_MODELS := $(patsubst tests/models/%.yaml,%,$(wildcard tests/models/*.yaml))
 # GPU_MODELS that every `make test` looks at: shapes of attention that no shipped model has.

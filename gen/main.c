@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <lauxlib.h>
@@ -227,6 +228,14 @@ static int host_realpath(lua_State *L) {
     return 1;
 }
 
+/* host.now() -> seconds of a clock that never goes back */
+static int host_now(lua_State *L) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    lua_pushnumber(L, (lua_Number)now.tv_sec + 1e-9 * (lua_Number)now.tv_nsec);
+    return 1;
+}
+
 /* ---- yaml ---- */
 
 typedef struct {
@@ -433,10 +442,11 @@ static int yaml_load(lua_State *L) {
 /* ---- the process ---- */
 
 static const luaL_Reg HOST[] = {
-    {"read", host_read}, {"write", host_write}, {"list", host_list}, {"realpath", host_realpath}, {NULL, NULL},
+    {"read", host_read},         {"write", host_write}, {"list", host_list},
+    {"realpath", host_realpath}, {"now", host_now},     {NULL, NULL},
 };
 
-static const luaL_Reg YAML[] = {{"load", yaml_load}, {NULL, NULL}};
+static const luaL_Reg YAML[] = {{"load", yaml_load}, {"parse", parse}, {NULL, NULL}};
 
 static int open_host(lua_State *L) {
     luaL_newlib(L, HOST);

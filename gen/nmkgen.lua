@@ -4,6 +4,7 @@
 -- the run ends after the stage that found any; nothing is written before every stage and every emitter has succeeded.
 local check = require("check")
 local diags = require("diag")
+local estimate = require("estimate")
 local files = require("emit.files")
 local graph = require("graph")
 local host = require("host")
@@ -13,6 +14,7 @@ local plan = require("plan")
 local schedule = require("schedule")
 local spec = require("spec")
 local sync = require("sync")
+local tune = require("tune")
 
 local M = {}
 
@@ -23,6 +25,8 @@ local MAX_SHOWN = 50
 
 local HELP = [[
 nmkgen MODEL.yaml [-o DIR]   generate a model's kernel, encoder and CPU machine into DIR (build/MODEL)
+nmkgen variant MODEL.yaml -o DIR   kernel and lists alone, for programs built before: nmk-run --variant DIR
+nmkgen tune MODEL.yaml       searches the schedule by measuring steps, writes MODEL.tuning.yaml beside the spec
 nmkgen check MODEL.yaml      the same proofs, nothing written
 nmkgen plan MODEL.yaml       waves, tasks, counters, bytes and the bound, as text
 nmkgen ops                   the opcodes with their descriptor fields
@@ -30,6 +34,18 @@ nmkgen keys                  the keys of a model spec
 
   -o, --output DIR           where to write
   -t, --target NAME          another target than the spec's: a file of specs/targets
+  --set KEY=VALUE            a key of the schedule, such as split.chunks_max=16; may be repeated
+  --untuned                  as if there were no MODEL.tuning.yaml
+  --estimate                 plan: how long a step takes, by the target's timing
+
+tune:
+  --bench COMMAND            runs steps (build/MODEL/bench-decode); gets --variant DIR --batch B --context N --steps N
+  --budget SECONDS           time for measurements (600)
+  --batch 1,8                rows of the steps that count (1 and the most)
+  --context N                tokens of each row (8192)
+  --seed N                   of the random placements that are tried (1)
+  --estimate-only            no measurements, only what the model of the machine expects
+  --write-estimate           write the file also where nothing was measured
   -h, --help                 this text
   --version                  the version
 
@@ -38,10 +54,16 @@ Exit status: 0 done, 1 mistakes in the input (nothing was written), 2 wrong use,
 
 -- ---------------------------------------------------------------- stages
 
---- Reads and proves: everything up to the point where output could be made.  Returns the graph and the proof's figures.
-local function prove(path, opts, diag)
-  local model = spec.load(path, diag, { root = host.root, target = opts.target })
+local function load(path, opts, diag)
+  local model = spec.load(path, diag,
+    { root = host.root, target = opts.target, sets = opts.sets, untuned = opts.untuned })
   diag:stop()
+  return model
+end
+
+--- The graph with its lists and waits, nothing proved yet.
+local function build(path, opts, diag)
+  local model = load(path, opts, diag)
   local registry = ops.load(host.root, diag)
   diag:stop()
   local g = graph.build(model, registry, diag)
@@ -51,6 +73,12 @@ local function prove(path, opts, diag)
   diag:stop()
   sync.run(g, diag)
   diag:stop()
+  return g
+end
+
+--- Reads and proves: everything up to the point where output could be made.  Returns the graph and the proof's figures.
+local function prove(path, opts, diag)
+  local g = build(path, opts, diag)
   local stats = check.run(g, diag)
   diag:stop()
   return g, stats
@@ -73,16 +101,28 @@ end
 
 local COMMANDS = {}
 
-function COMMANDS.generate(path, opts, diag)
-  local g, stats, list = emit(path, opts, diag)
-  local folder, out = opts.output or "build/" .. g.model.name, {}
+local function write(folder, list, diag)
+  local out = {}
   for i, file in ipairs(list) do out[i] = { path = folder .. "/" .. file.name, text = file.text } end
   local ok, why = host.write(out)
   if not ok then
     diag:error(nil, "cannot write %s", why)
     diag:stop()
   end
+end
+
+function COMMANDS.generate(path, opts, diag)
+  local g, stats, list = emit(path, opts, diag)
+  local folder = opts.output or "build/" .. g.model.name
+  write(folder, list, diag)
   print(("%s; %d files in %s"):format(summary(g, stats), #list, folder))
+end
+
+-- What --set and the tuning file change, in a folder that a program of the model can run.
+function COMMANDS.variant(path, opts, diag)
+  local g, stats = prove(path, opts, diag)
+  write(opts.output, files.variant(g), diag)
+  print(("%s; a variant in %s"):format(summary(g, stats), opts.output))
 end
 
 function COMMANDS.check(path, opts, diag)
@@ -90,7 +130,25 @@ function COMMANDS.check(path, opts, diag)
 end
 
 function COMMANDS.plan(path, opts, diag)
-  io.write(plan.text(prove(path, opts, diag)))
+  local g, stats = prove(path, opts, diag)
+  io.write(plan.text(g, stats))
+  if not opts.estimate then return end
+  if not estimate.possible(g.model.target) then
+    diag:error(nil, "target %s records no timing (`timing:` in its file): no estimate", g.model.target.name)
+    diag:stop()
+  end
+  io.write("\n", estimate.text(g))
+end
+
+function COMMANDS.tune(path, opts, diag)
+  tune.run(path, opts, diag, {
+    load = load, build = build,
+    variant = function(spec_path, variant_opts, folder, own_diag)
+      local g = prove(spec_path, variant_opts, own_diag)
+      write(folder, files.variant(g), own_diag)
+      return g
+    end,
+  })
 end
 
 function COMMANDS.ops(_, _, diag)
@@ -114,14 +172,23 @@ end
 -- ---------------------------------------------------------------- the command line
 
 -- Commands that take a spec; the others take nothing.
-local NAMES = { "check", "plan", "ops", "keys" }
-local TAKES_SPEC = { generate = true, check = true, plan = true }
+local NAMES = { "variant", "tune", "check", "plan", "ops", "keys" }
+local TAKES_SPEC = { generate = true, variant = true, tune = true, check = true, plan = true }
+local WRITES = { generate = true, variant = true, tune = true }
 -- Flag -> option that takes its argument, or true.
 local FLAGS = {
-  ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target",
-  ["-h"] = true, ["--help"] = true, ["--version"] = true,
+  ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target", ["--set"] = "set",
+  ["--bench"] = "bench", ["--budget"] = "budget", ["--batch"] = "batch", ["--context"] = "context",
+  ["--seed"] = "seed", ["--estimate-only"] = true, ["--write-estimate"] = true, ["--estimate"] = true,
+  ["--untuned"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
-local LONG_FLAGS = { "--output", "--target", "--help", "--version" }
+local LONG_FLAGS = { "--output", "--target", "--set", "--untuned", "--estimate", "--bench", "--budget", "--batch",
+  "--context", "--seed", "--estimate-only", "--write-estimate", "--help", "--version" }
+-- Options that one command alone has.
+local OWN = {
+  bench = "tune", budget = "tune", batch = "tune", context = "tune", seed = "tune", ["estimate-only"] = "tune",
+  ["write-estimate"] = "tune", estimate = "plan",
+}
 
 local function wrong_use(fmt, ...)
   error({ usage = fmt:format(...) }, 0)
@@ -157,15 +224,22 @@ local function parse(args)
       wrong_use("unknown flag '%s'%s", flag, diags.hint(flag, LONG_FLAGS))
     elseif option == true then
       if value then wrong_use("%s takes no argument", flag) end
-      opts[flag:match("^%-+(%w+)")] = true
+      opts[flag:match("^%-+([%w-]+)")] = true
     else
       if not value then
         i = i + 1
         value = args[i]
       end
       if not value or value == "" then wrong_use("%s needs an argument", flag) end
-      if opts[option] then wrong_use("%s is given twice", flag) end
-      opts[option] = value
+      if option == "set" then
+        local key, text = value:match("^([%w_.]+)=(.+)$")
+        if not key then wrong_use("--set %s: expected KEY=VALUE", value) end
+        opts.sets = opts.sets or {}
+        table.insert(opts.sets, { key = key, text = text })
+      elseif opts[option] then wrong_use("%s is given twice", flag)
+      else
+        opts[option] = value
+      end
     end
     i = i + 1
   end
@@ -197,7 +271,18 @@ local function dispatch(args, diag)
   local takes = TAKES_SPEC[command] and 1 or 0
   if #rest > takes then wrong_use("'%s' is one word too many", rest[takes + 1]) end
   if #rest < takes then wrong_use("%s needs a MODEL.yaml", command) end
-  if opts.output and command ~= "generate" then wrong_use("%s writes no files: -o has no meaning", command) end
+  if opts.output and not WRITES[command] then wrong_use("%s writes no files: -o has no meaning", command) end
+  for _, flag in ipairs(LONG_FLAGS) do
+    local owner = OWN[flag:sub(3)]
+    if owner and owner ~= command and opts[flag:sub(3)] then wrong_use("%s is a flag of %s", flag, owner) end
+  end
+  if command == "tune" and (opts.sets or opts.untuned) then
+    wrong_use("tune begins with the spec as it is: --set and --untuned have no meaning")
+  end
+  if command == "variant" and not opts.output then wrong_use("variant needs -o DIR") end
+  if (opts.sets or opts.untuned) and takes == 0 then
+    wrong_use("%s has no schedule: --set and --untuned have no meaning", command)
+  end
   if opts.target and takes == 0 then wrong_use("%s has no target: -t has no meaning", command) end
   COMMANDS[command](rest[1], opts, diag)
 end

@@ -2,6 +2,7 @@
 local memory = require("memory")
 local ops = require("ops")
 local region = require("region")
+local rows = require("rows")
 local writer = require("emit.writer")
 local M = {}
 
@@ -245,6 +246,17 @@ local function lists(w, g, stats)
   w:line("A block: at most %d bytes of shared memory, %d registers", stats.shared_bytes, stats.registers)
 end
 
+-- What the schedule's keys are and where they come from.
+local function schedule(w, model)
+  if not model.origins then return end
+  w:line("")
+  w:line("Schedule")
+  for _, o in ipairs(model.origins) do
+    local head = ("%-26s %-24s "):format(o.key, rows.text(o.value))
+    w:line("%s%s", #head + #o.from > 120 and head:sub(1, 100) .. "... " or head, o.from)
+  end
+end
+
 --- Requires: a proved graph and what check returned. Returns the text of plan.txt.
 function M.text(g, stats)
   local model = g.model
@@ -254,6 +266,7 @@ function M.text(g, stats)
   w:line("%s on %s: %d layers, %d SMs, %d column%s, ring of %d stages, %s", model.name, model.target.name,
     model.shape.layers, g.sms, g.columns, g.columns == 1 and "" or "s", model.schedule.ring_stages,
     model.schedule.reuse_buffers and "layers share buffers" or "every layer has its own buffers")
+  schedule(w, model)
   lists(w, g, stats)
   traffic(w, g)
   waves(w, g)

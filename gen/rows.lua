@@ -3,7 +3,7 @@
 -- A row is { key, type, min =, max =, default =, doc = }; without a default the key is required.  Types:
 --   int, number, bool   plain scalars            word    a name: letters, digits, . _ -; with choices =, one of them
 --   map, shape          `keys` are its rows      ints    one int, or 8 of them
---   choice              one word of `choices`
+--   choice              one of `choices`         numbers a list of numbers
 --   order               a list of all waves (reader.waves)
 -- A mistake is reported at its place, and the reading goes on.
 local diags = require("diag")
@@ -85,6 +85,12 @@ local function word(node, row)
   end
 end
 
+local function choice(node, row)
+  for _, known in ipairs(row.choices) do
+    if node.kind == "scalar" and node.value == known then return known end
+  end
+end
+
 local BOOLS = { ["true"] = true, ["false"] = false }
 
 local function bool(node)
@@ -129,6 +135,7 @@ local TYPES = {
   bool = { text = function() return "true or false" end, parse = bool },
   choice = { text = function(row) return "one of " .. table.concat(row.choices, ", ") end, parse = choice },
   ints = { text = function(row) return "an integer " .. range(row) .. ", or a list of 8 such" end },
+  numbers = { text = function(row) return "a list of numbers " .. range(row) end },
   order = { text = function() return "a list of waves" end },
   map = { text = function() return "a map" end },
 }
@@ -148,6 +155,14 @@ function TYPES.ints.read(reader, node, path, row)
       return value
     end)
   end
+end
+
+function TYPES.numbers.read(reader, node, path, row)
+  return reader:list(node, path, row, function(item)
+    local value = number(item, row)
+    if not value then reader:error(item, path, "expected a number %s, got %s", range(row), shown(item)) end
+    return value
+  end)
 end
 
 -- Every wave once, and none before what it reads from.
@@ -224,7 +239,7 @@ function Reader:default(node, path, row)
 end
 
 --- The values of a map.  Without rows (of an unknown family) it cannot be judged and gives none.  Leaves in self.pos
---- the place of every key: its value, or the map where the key is left out.
+--- the place of every key: its value, or the map where the key is left out; in self.given those that are given.
 function Reader:map(node, path, rows)
   if node.kind ~= "map" then
     self:error(node, path, "expected a map, got %s", shown(node))
@@ -270,6 +285,47 @@ function M.load(path, name, diag)
   local tree, mistakes = require("yaml").load(path, name)
   for _, mistake in ipairs(mistakes) do diag:error(mistake, "%s", mistake.message) end
   return tree
+end
+
+-- The item of a key in a map.
+local function item_of(map, key)
+  for _, item in ipairs(map.items) do
+    if item.key and item.key.value == key then return item end
+  end
+end
+
+--- The map `top` with the keys of the map `under` that it leaves out, maps inside them likewise.  Every node keeps its
+--- place, so that messages name the file it comes from.  What is no map hides what is under it.
+function M.overlay(top, under)
+  if not under or top and top.kind ~= "map" or under.kind ~= "map" then return top or under end
+  if not top then return under end
+  local merged = { kind = "map", file = top.file, line = top.line, col = top.col, items = {} }
+  for i, item in ipairs(top.items) do
+    local other = item.key and item_of(under, item.key.value)
+    local both = item.value and other and other.value and item.value.kind == "map" and other.value.kind == "map"
+    merged.items[i] = both and { key = item.key, value = M.overlay(item.value, other.value) } or item
+  end
+  for _, item in ipairs(under.items) do
+    if not (item.key and item_of(top, item.key.value)) then merged.items[#merged.items + 1] = item end
+  end
+  return merged
+end
+
+--- The map `tree` with `value` as its key `key`, which comes as its last if there is none.
+function M.with(tree, key, value)
+  local map = { kind = "map", file = tree.file, line = tree.line, col = tree.col, items = {} }
+  for _, item in ipairs(tree.items) do
+    if not (item.key and item.key.value == key) then map.items[#map.items + 1] = item end
+  end
+  local name = { kind = "scalar", style = "plain", value = key, file = value.file, line = value.line, col = value.col }
+  map.items[#map.items + 1] = { key = name, value = value }
+  return map
+end
+
+--- The value of a key of a map node; nil where there is none.
+function M.get(tree, key)
+  local item = tree.kind == "map" and item_of(tree, key)
+  return item and item.value or nil
 end
 
 --- The value of a top-level key before the reading by rows, and its node; nil where it is not a word.

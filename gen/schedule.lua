@@ -1,7 +1,7 @@
 -- Deals every node's work to SMs: the order of an SM's list is wave order.
 --
 -- How work is dealt is the op's `tile`:
---   spread   tiles as one contiguous range per SM; the SMs with least cost so far take the tiles that do not divide
+--   spread   tiles as one contiguous range per SM; those that do not divide go to the SMs that the placement puts first
 --   owner    tile i on SM i, counted from the pass's first: what an SM owns stays in its registers over several ops
 --   every    one task on every SM
 --   cyclic   units first, first+step, ... on SM `first`
@@ -9,21 +9,11 @@
 -- An SM without work gets no task, but of an op that is `idle`; nor one whose result stays on the SM and is used by
 -- nobody there.
 --
--- Cost is bytes streamed: first what this layer has given the SM so far, because a layer ends only when its slowest SM
--- does, then all that went before, then the SM's number.
-local M = {}
+-- Cost is bytes streamed. By default (placement.lua has the other rules) first what this layer has given the SM so far
+-- counts, because a layer ends only when its slowest SM does, then all that went before, then the SM's number.
+local placement = require("placement")
 
--- Compares SMs by cost; the layer's first.
-local function by_cost(sms, layer_cost, total_cost)
-  local order = {}
-  for sm = 0, sms - 1 do order[sm + 1] = sm end
-  table.sort(order, function(a, b)
-    if layer_cost[a] ~= layer_cost[b] then return layer_cost[a] < layer_cost[b] end
-    if total_cost[a] ~= total_cost[b] then return total_cost[a] < total_cost[b] end
-    return a < b
-  end)
-  return order
-end
+local M = {}
 
 local function zeros(sms)
   local list = {}
@@ -43,7 +33,7 @@ function deal.spread(g, node, state)
   local sms, tiles = g.sms, node.tiles
   local count, extra = {}, tiles % sms
   for sm = 0, sms - 1 do count[sm] = tiles // sms end
-  local order = extra > 0 and by_cost(sms, state.layer, state.total)
+  local order = extra > 0 and state.order(state.layer, state.total, extra)
   for i = 1, extra do count[order[i]] = count[order[i]] + 1 end
   local first = 0
   for sm = 0, sms - 1 do
@@ -67,7 +57,7 @@ function deal.every(g, node, state)
   local rank
   if node.spec.word.rank then
     rank = {}
-    for i, sm in ipairs(by_cost(g.sms, state.whole_layer(node.layer), state.total)) do rank[sm] = i - 1 end
+    for i, sm in ipairs(state.order(state.whole_layer(node.layer), state.total, 0)) do rank[sm] = i - 1 end
   end
   for sm = 0, g.sms - 1 do
     state.place(node, sm, rank and own_fields(node, { rank = rank[sm] }) or node.fields)
@@ -124,6 +114,7 @@ end
 function M.run(g, diag)
   local sms = g.sms
   local state = { diag = diag, layer = zeros(sms), total = zeros(sms) }
+  state.order = placement.orderer(g.model.schedule.placement, sms)
   g.lists = {}
   for sm = 0, sms - 1 do g.lists[sm] = {} end
 

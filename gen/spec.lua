@@ -2,21 +2,38 @@
 --
 -- Owns: which keys there are, their types, ranges and defaults, and what must hold between them.  Every key is a row of
 -- a table below (rows.lua tells of rows); the keys of `shape:` are rows of the family's own table.
+--
+-- A key of `schedule:` comes from the first of these that has it: --set on the command line, the spec itself, the part
+-- for this target in the tuning file beside the spec (specs/MODEL.tuning.yaml, which `nmkgen tune` writes), default.
 local abi = require("emit.abi")
 local diags = require("diag")
 local families = require("family")
 local host = require("host")
+local placement = require("placement")
 local rows = require("rows")
 
 local M = {}
 
+-- Ends the names of tuning files, which are no models.
+M.TUNING = ".tuning.yaml"
+
 -- ---------------------------------------------------------------- what may be written
 
+-- tries: values that `nmkgen tune` tries, where the type does not say it.
 local SPLIT = {
-  { "chunks_min", "int", min = 1, max = 32, default = 16, doc = "chunks of a long row up to which chunks stay short" },
+  { "chunks_min", "int", min = 1, max = 32, default = 16, tries = { 8, 12, 16, 24, 32 },
+    doc = "chunks of a long row up to which chunks stay short" },
   { "chunks_max", "int", min = 1, max = 32, default = 32, doc = "most chunks of one row" },
-  { "pages_per_chunk", "int", min = 1, max = 1024, default = 4, doc = "pages of a chunk while there are few" },
-  { "pages_per_long_chunk", "int", min = 1, max = 1024, default = 8, doc = "pages of a chunk beyond chunks_min" },
+  { "pages_per_chunk", "int", min = 1, max = 1024, default = 4, tries = { 2, 3, 4, 6, 8 },
+    doc = "pages of a chunk while there are few" },
+  { "pages_per_long_chunk", "int", min = 1, max = 1024, default = 8, tries = { 4, 8, 16 },
+    doc = "pages of a chunk beyond chunks_min" },
+}
+
+local PLACEMENT = {
+  { "rule", "choice", choices = placement.RULES, default = placement.DEFAULT.rule,
+    doc = "which SMs take the work that does not divide evenly" },
+  { "seed", "int", min = 0, max = 2147483647, default = placement.DEFAULT.seed, doc = "of the rule random" },
 }
 
 -- An op finds its key as the parameter claim_KEY.
@@ -30,11 +47,12 @@ local CLAIM = {
 local SCHEDULE = {
   { "columns", "int", min = 1, max = 8, default = 8,
     doc = "most rows that a step decodes, or positions of a prompt that it takes" },
-  { "ring_stages", "int", min = 4, max = 12, default = 12,
+  { "ring_stages", "int", min = 4, max = 12, default = 12, tries = { 8, 10, 11, 12 },
     doc = "depth of the weight ring, 16 KiB a stage; less by default where a wide residual leaves no room" },
   { "in_flight", "ints", min = 1, max = 12, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
     doc = "most stages in flight for 1 .. 8 live columns" },
   { "order", "order", doc = "waves of a layer, as they are dealt" },
+  { "placement", "map", keys = PLACEMENT, default = {}, doc = "how tasks are given to SMs" },
   { "split", "map", keys = SPLIT, default = {}, doc = "how attention cuts a row's pages into chunks" },
   { "claim", "map", keys = CLAIM, default = {}, doc = "what is dealt to SMs by number, and what is claimed by ticket" },
   { "reuse_buffers", "bool", default = true, doc = "layers share activation buffers; false keeps all" },
@@ -48,6 +66,18 @@ local SPEC = {
   { "schedule", "map", keys = SCHEDULE, default = {}, doc = "how a step is laid out" },
 }
 
+-- What gen/estimate.lua knows of a machine.  The lists go together: at in_flight_kib[i] per SM the others' values.
+local TIMING = {
+  { "in_flight_kib", "numbers", min = 0, max = 1024, default = {}, doc = "KiB in flight an SM, ascending" },
+  { "read_share", "numbers", min = 0, max = 1.01, default = {}, doc = "of read_bytes_per_s reached with that" },
+  { "gather_ns", "numbers", min = 1, max = 1e6, default = {},
+    doc = "until all SMs have read what each wrote, 32 bytes an SM" },
+  { "gather8_ns", "numbers", min = 1, max = 1e6, default = {}, doc = "the same, 256 bytes an SM" },
+  { "consume_rate", "number", min = 1, max = 100, default = 2, doc = "of the consumers, in stream rates" },
+  { "task_ns", "number", min = 0, max = 1e5, default = 0, doc = "of an SM for a task, without its bytes" },
+  { "launch_ns", "number", min = 0, max = 1e6, default = 0, doc = "from one step to the first task of the next" },
+}
+
 local TARGET = {
   { "name", "word", doc = "name of the target, as the file's" },
   { "arch", "word", doc = "architecture to compile for" },
@@ -55,6 +85,7 @@ local TARGET = {
   { "smem_bytes_per_block", "int", min = 65536, max = 1048576, doc = "dynamic shared memory that one block may have" },
   { "regs", "int", min = 65536, max = 1048576, doc = "32-bit registers of an SM" },
   { "read_bytes_per_s", "number", min = 1e11, max = 1e14, doc = "rate at which device memory can be read" },
+  { "timing", "map", keys = TIMING, default = {}, doc = "measurements that estimates are made from" },
 }
 
 -- What the templates ask of a model, for every family that has the key: { key, test, expectation, uses = keys whose
@@ -156,10 +187,100 @@ local function shipped(root, folder, suffix, name, pos, what, diag)
   diag:error(pos, "%s '%s'%s", what, name, diags.hint(name, names))
 end
 
+-- ---------------------------------------------------------------- where a schedule's keys come from
+
+--- The path of the tuning file that belongs to the spec at `path`.
+function M.tuning_path(path)
+  return (path:gsub("%.ya?ml$", "") .. M.TUNING)
+end
+
+-- The tuning file's part for the target, a map node; nil where there is none.  All parts are checked, also those for
+-- other GPUs.
+local function tuned(path, root, target, waves, diag)
+  path = M.tuning_path(path)
+  if not host.read(path) then return nil end
+  local tree = rows.load(path, path, diag)
+  if not tree then return nil end
+  local reader = rows.reader(diag)
+  reader.waves = waves
+  if tree.kind ~= "map" then
+    reader:error(tree, "", "expected a map from targets to keys of `schedule:`")
+    return nil
+  end
+  local names, part = names_in(root, "targets", ".yaml"), nil
+  for _, item in ipairs(tree.items) do
+    local name = item.key and item.key.value
+    local known = false
+    for _, other in ipairs(names) do known = known or other == name end
+    if name and not known then
+      diag:error(item.key, "unknown target '%s'%s", name, diags.hint(name, names))
+    elseif name and item.value then
+      local columns = rows.get(item.value, "columns")
+      if columns then
+        diag:error(columns, "%s.columns: how many columns a step has is for the spec to say, not for tuning", name)
+      elseif name == target then
+        part = item.value     -- its values are checked with the spec's
+        if part.kind ~= "map" then
+          reader:error(part, name, "expected a map of keys of `schedule:`")
+          part = nil
+        end
+      else
+        reader:map(item.value, name, SCHEDULE)
+      end
+    end
+  end
+  return part, path
+end
+
+-- What --set says, { key = path below schedule, text = YAML }, as a map node.
+local function set_tree(sets, diag)
+  local tree
+  for _, set in ipairs(sets or {}) do
+    local value, mistakes = require("yaml").parse(set.text, "--set " .. set.key)
+    for _, mistake in ipairs(mistakes) do diag:error({ file = mistake.file }, "%s", mistake.message) end
+    if value and #mistakes == 0 then
+      local keys = {}
+      for key in set.key:gmatch("[^.]+") do table.insert(keys, 1, key) end
+      for i, key in ipairs(keys) do
+        local map = { kind = "map", items = {}, file = value.file, line = value.line, col = value.col }
+        value = rows.with(map, key, value)
+        if i == #keys then tree = rows.overlay(value, tree) end
+      end
+    end
+  end
+  return tree
+end
+
+-- Where each key of the schedule comes from, in order: { key, value, from = text }.
+local function origins(list, prefix, reader, values, names)
+  local out = {}
+  for _, row in ipairs(list) do
+    local at, value = rows.path(prefix, row[1]), values and values[row[1]]
+    if row.keys then
+      for _, o in ipairs(origins(row.keys, at, reader, value, names)) do out[#out + 1] = o end
+    elseif value ~= nil then
+      local node = reader.given[at] and reader.pos[at]
+      local from = "default"
+      if node then
+        from = names[node.file] and ("%s:%d"):format(names[node.file], node.line) or node.file
+      end
+      out[#out + 1] = { key = at:gsub("^schedule%.", ""), value = value, from = from }
+    end
+  end
+  return out
+end
+
 local function load_target(path, called, name, diag)
   local reader = rows.reader(diag)
   local tree = rows.load(path, called, diag)
   local target = tree and reader:map(tree, "", TARGET)
+  local timing = target and target.timing
+  for _, key in ipairs({ "read_share", "gather_ns", "gather8_ns" }) do
+    if timing and timing.in_flight_kib and timing[key] and #timing[key] ~= #timing.in_flight_kib then
+      reader:error(reader.pos["timing." .. key], "timing." .. key, "has %d values, in_flight_kib %d", #timing[key],
+        #timing.in_flight_kib)
+    end
+  end
   if target and target.name and target.name ~= name then
     reader:error(reader.pos.name, "name", "'%s' differs from the file's name", target.name)
   end
@@ -200,9 +321,10 @@ local function fit_ring(m, reader)
   end
 end
 
---- Reads the spec at `path`.  opts.root: where specs/ is (default: nmkgen's); opts.target: in place of the spec's.
---- Requires: nothing.  Leaves: the model { name, family, target, shape, schedule, family_module, source, sources,
---- config = what a checkpoint's config.json must say }; mistakes in diag, and then the model is nil or has holes.
+--- Reads the spec at `path`.  opts.root: where specs/ is (default: nmkgen's); opts.target: in place of the spec's;
+--- opts.sets: keys of the schedule in place of the spec's, { key, text }; opts.untuned: the tuning file does not count.
+--- Requires: nothing.  Leaves: the model { name, family, target, shape, schedule, origins, family_module, source,
+--- sources, config = what a checkpoint's config.json must say }; mistakes in diag, and then the model is nil or has holes.
 function M.load(path, diag, opts)
   opts = opts or {}
   local root = opts.root or host.root
@@ -220,6 +342,15 @@ function M.load(path, diag, opts)
     sources[#sources + 1] = called
   end
   reader.waves = family and family.waves
+
+  local target_of_spec, files = rows.peek(tree, "target"), { [path] = sources[1] }
+  local part, tuning
+  if not opts.untuned then
+    part, tuning = tuned(path, root, opts.target or target_of_spec, reader.waves, diag)
+  end
+  local schedule = tree.kind == "map" and rows.overlay(set_tree(opts.sets, diag),
+    rows.overlay(rows.get(tree, "schedule"), part))
+  if schedule then tree = rows.with(tree, "schedule", schedule) end
   local spec = reader:map(tree, "", with_shape(family))
   if not spec then return nil end
 
@@ -232,6 +363,10 @@ function M.load(path, diag, opts)
     target = file and load_target(file, called, target_name, diag)
     sources[#sources + 1] = called
   end
+  if part then
+    files[tuning] = source_name(root, tuning)
+    sources[#sources + 1] = files[tuning]
+  end
 
   local model = {
     name = spec.model, family = spec.family, target = target, shape = spec.shape, schedule = spec.schedule,
@@ -241,10 +376,22 @@ function M.load(path, diag, opts)
   local complete = diag:count() == 0
   check_rules(model, reader, family, complete, diag)
   if complete and diag:count() == 0 then fit_ring(model, reader) end
+  model.origins = origins(SCHEDULE, "schedule", reader, spec.schedule, files)
   if complete and diag:count() == 0 then families.check(model, family, diag) end
   if complete and diag:count() == 0 then model.config = families.config(model) end
   return model
 end
+
+local function leaves(list, prefix, out)
+  for _, row in ipairs(list) do
+    local at = rows.path(prefix, row[1])
+    if row.keys then leaves(row.keys, at, out) else out[#out + 1] = { key = at, row = row } end
+  end
+  return out
+end
+
+--- Every key of a schedule with its row, in order: { key = path below schedule, row }.
+function M.schedule_keys() return leaves(SCHEDULE, "", {}) end
 
 -- The rows of a map as text, a map's own rows in its place.
 local function describe(out, prefix, list)

@@ -151,14 +151,18 @@ static const struct nmk_machine_calls calls = {
     .random_kv = cpu_random_kv,
 };
 
-int nmk_cpu_machine_open(nmk_machine **machine, const nmk_options *o, nmk_err *e) {
-    (void)e;
+int nmk_cpu_machine_open(nmk_machine **machine, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
+    /* the references count with their own number of places */
+    if (v->part_slots != NMK_PART_SLOTS)
+        return nmk_fail(
+            e, "the CPU machine has %d places for attention's chunks, the variant %d: it can run on a GPU only",
+            NMK_PART_SLOTS, v->part_slots);
     cpu_machine *c = xcalloc(1, sizeof *c);
     nmk_machine *m = &c->base;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     c->vm.threads = o->cpu_threads > 0 ? o->cpu_threads : cores > 16 ? 16 : cores > 0 ? (int)cores : 1;
     if (c->vm.threads > NMK_VM_THREADS) c->vm.threads = NMK_VM_THREADS;
-    m->calls = &calls, m->most_ahead = 1;
+    m->calls = &calls, m->most_ahead = 1, c->vm.variant = v;
     m->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     m->out = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->out);
     m->tops = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->tops);

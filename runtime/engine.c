@@ -24,7 +24,6 @@ enum {
     STEPS_AHEAD_DEFAULT = 8,
     NOT_WRITTEN = INT_MIN,
     LINE_BYTES = 128, /* a counter, a ticket and the abort flag have a cache line each */
-    COUNTERS_BYTES = NMK_COUNTERS * LINE_BYTES,
     TICKETS_BYTES = NMK_TICKETS * 2 * LINE_BYTES
 };
 
@@ -45,9 +44,7 @@ static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* megakernel.cu and encoder.c come from one run of nmkgen: both carry its hash. */
 static int check_hash(nmk_err *e) {
-    static const char mark[] = "#define NMK_HASH ";
-    const char *at = strstr(nmk_kernel_source, mark);
-    uint64_t hash = at ? strtoull(at + sizeof mark - 1, NULL, 0) : 0;
+    const uint64_t hash = nmk_kernel_hash(nmk_kernel_source);
     if (hash == nmk_hash) return 0;
     return nmk_fail(e, "megakernel.cu (%016llx) and encoder.c (%016llx) are not of one generation: build again",
                     (unsigned long long)hash, (unsigned long long)nmk_hash);
@@ -97,20 +94,20 @@ static int gpu_index(const char *device) {
     return *end || index > INT_MAX ? -1 : (int)index;
 }
 
-static int open_machine(nmk_machine **machine, const nmk_options *o, nmk_err *e) {
+static int open_machine(nmk_machine **machine, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
     const char *device = o->device && *o->device ? o->device : "auto";
     int index = 0;
-    if (!strcmp(device, "cpu")) return nmk_cpu_machine_open(machine, o, e);
+    if (!strcmp(device, "cpu")) return nmk_cpu_machine_open(machine, v, o, e);
     if (!strcmp(device, "auto")) {
         int count = 0;
         if (nmk_cuda_load(e) || nmk_cuda.cuDeviceGetCount(&count) || count == 0) {
             if (e) e->text[0] = 0;
-            return nmk_cpu_machine_open(machine, o, e);
+            return nmk_cpu_machine_open(machine, v, o, e);
         }
     } else if ((index = gpu_index(device)) < 0) {
         return nmk_fail(e, "device %s: expected auto, cpu or cuda:N", device);
     }
-    return nmk_gpu_machine_open(machine, index, o, e);
+    return nmk_gpu_machine_open(machine, index, v, o, e);
 }
 
 static int upload(nmk_machine *m, uint64_t *address, const void *data, uint64_t bytes, const char *what, nmk_err *e) {
@@ -159,23 +156,21 @@ static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
 }
 
 static int open_lists(nmk_engine *g, nmk_err *e) {
-    size_t words = (size_t)NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS;
-    int32_t *counts = xcalloc(NMK_SMS, sizeof *counts);
-    g->lists = xcalloc(words, sizeof *g->lists);
-    int rc = nmk_encode(g->lists, counts);
-    free(counts);
-    if (rc) return nmk_fail(e, "the task lists are not those that nmkgen proved: build again");
+    const size_t words = (size_t)NMK_SMS * (size_t)g->variant->max_tasks * NMK_DESC_WORDS;
+    if (!(g->lists = nmk_variant_lists(g->variant, e))) return -1;
     return upload(g->machine, &g->params.lists, g->lists, words * sizeof *g->lists, "task lists", e);
 }
+
+static uint64_t counters_bytes(const nmk_engine *g) { return (uint64_t)g->variant->counters * LINE_BYTES; }
 
 static int open_state(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_params *p = &g->params;
-    if (m->calls->alloc(m, &p->arena, NMK_ARENA_BYTES, "activations", e)) return -1;
+    if (m->calls->alloc(m, &p->arena, g->variant->arena_bytes, "activations", e)) return -1;
     if (m->calls->alloc(m, &p->control, sizeof(nmk_control), "control block", e)) return -1;
     if (m->calls->alloc(m, &p->adjust, sizeof(nmk_adjust) * NMK_COLUMNS * NMK_VOCAB, "adjustments of logits", e))
         return -1;
-    if (m->calls->alloc(m, &p->counters, COUNTERS_BYTES, "counters", e)) return -1;
+    if (m->calls->alloc(m, &p->counters, counters_bytes(g), "counters", e)) return -1;
     if (m->calls->alloc(m, &p->tickets, TICKETS_BYTES, "tickets", e)) return -1;
     if (m->calls->alloc(m, &p->abort, LINE_BYTES, "abort flag", e)) return -1;
     float *rope = rope_table(g->max_len);
@@ -262,7 +257,16 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
         for (int i = 0; i < generation.eos_count; i++) g->stop_ids[i] = generation.eos[i];
         if (!o->random_weights && nmk_checkpoint_open(&checkpoint, o->checkpoint, &tables, e)) goto out;
     }
-    if (open_machine(&g->machine, o, e)) goto out;
+    g->variant = &nmk_built_in;
+    if (o->variant) {
+        if (o->kernel) {
+            nmk_fail(e, "a kernel and a variant, which brings its own: expected one of them");
+            goto out;
+        }
+        if (nmk_variant_open(&g->opened, o->variant, e)) goto out;
+        g->variant = g->opened;
+    }
+    if (open_machine(&g->machine, g->variant, o, e)) goto out;
     g->steps_ahead = o->steps_ahead > 0 ? o->steps_ahead : STEPS_AHEAD_DEFAULT;
     if (g->steps_ahead > g->machine->most_ahead) g->steps_ahead = g->machine->most_ahead;
     nmk_engine_set_ring(g, o->ring_stages, o->in_flight);
@@ -300,6 +304,7 @@ void nmk_engine_close(nmk_engine *g) {
     }
     nmk_kv_free(&g->kv);
     free(g->lists);
+    nmk_variant_free(g->opened);
     free(g);
 }
 
@@ -467,7 +472,7 @@ int nmk_engine_get_control(nmk_engine *g, nmk_control *control, nmk_err *e) {
 int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_params *p = &g->params;
-    if (m->calls->wait_all(m, e) || m->calls->fill(m, p->counters, 0, COUNTERS_BYTES, e) ||
+    if (m->calls->wait_all(m, e) || m->calls->fill(m, p->counters, 0, counters_bytes(g), e) ||
         m->calls->fill(m, p->tickets, 0, TICKETS_BYTES, e) || m->calls->fill(m, p->abort, 0, LINE_BYTES, e) ||
         m->calls->wait_all(m, e))
         return -1;
@@ -476,12 +481,14 @@ int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
     return 0;
 }
 
+static const int *in_flight(const nmk_engine *g) { return g->opened ? g->opened->in_flight : nmk_in_flight; }
+
 int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e) {
     nmk_params *p = &g->params;
     assert(live >= 0 && live <= NMK_COLUMNS);
     p->epoch++;
     p->out_row = (int32_t)(g->steps % NMK_OUT_RING);
-    p->in_flight = g->in_flight ? g->in_flight : nmk_in_flight[live > 0 ? live - 1 : 0];
+    p->in_flight = g->in_flight ? g->in_flight : in_flight(g)[live > 0 ? live - 1 : 0];
     for (int c = 0; c < NMK_COLUMNS; c++) g->machine->out[p->out_row * NMK_COLUMNS + c] = NOT_WRITTEN;
     if (g->machine->calls->queue_step(g->machine, p, e)) {
         nmk_err second = {0};
@@ -503,7 +510,7 @@ static int describe_hang(nmk_engine *g, nmk_err *e) {
     const volatile nmk_hang *root = nmk_hang_root(m->hang, &count);
     if (!root && m->calls->read(m, &hang.word, g->params.abort, sizeof hang.word, &second) == 0 && hang.word)
         root = &hang;
-    if (root) nmk_hang_text(root, g->lists, text, sizeof text);
+    if (root) nmk_hang_text(root, g->variant, g->lists, text, sizeof text);
     if (count > 1) snprintf(text + strlen(text), sizeof text - strlen(text), "; %d waits in all", count);
     if (nmk_engine_restart(g, &second)) return nmk_fail(e, "%s; the engine is lost: %.300s", text, second.text);
     return nmk_fail(e, "%s", text);
@@ -724,7 +731,9 @@ const nmk_buffer *nmk_engine_buffer(const char *name) {
 
 static int buffer_part(const nmk_engine *g, const char *name, uint64_t offset, uint64_t bytes, uint64_t *address,
                        nmk_err *e) {
-    const nmk_buffer *b = nmk_engine_buffer(name);
+    const nmk_buffer *b = g->opened ? NULL : nmk_engine_buffer(name);
+    for (int i = 0; g->opened && !b && i < g->opened->buffer_count; i++)
+        if (!strcmp(g->opened->buffers[i].name, name)) b = &g->opened->buffers[i];
     if (!b) return nmk_fail(e, "no buffer %s in %s", name, nmk_model_name);
     if (offset > (uint64_t)b->bytes || bytes > (uint64_t)b->bytes - offset)
         return nmk_fail(e, "buffer %s has %lld bytes: no %llu at %llu", name, (long long)b->bytes,
@@ -746,11 +755,11 @@ int nmk_engine_write(nmk_engine *g, const char *buffer, const void *src, uint64_
 }
 
 int nmk_engine_read_arena(nmk_engine *g, void *dst, nmk_err *e) {
-    return g->machine->calls->read(g->machine, dst, g->params.arena, NMK_ARENA_BYTES, e);
+    return g->machine->calls->read(g->machine, dst, g->params.arena, g->variant->arena_bytes, e);
 }
 
 int nmk_engine_poison(nmk_engine *g, int byte, nmk_err *e) {
-    return g->machine->calls->fill(g->machine, g->params.arena, byte, NMK_ARENA_BYTES, e);
+    return g->machine->calls->fill(g->machine, g->params.arena, byte, g->variant->arena_bytes, e);
 }
 
 int nmk_engine_random_kv(nmk_engine *g, uint64_t seed, nmk_err *e) {
@@ -761,7 +770,8 @@ int nmk_engine_random_kv(nmk_engine *g, uint64_t seed, nmk_err *e) {
 }
 
 void nmk_engine_set_ring(nmk_engine *g, int ring_stages, int in_flight) {
-    g->params.ring_stages = ring_stages > 0 && ring_stages < NMK_RING_STAGES ? ring_stages : NMK_RING_STAGES;
+    const int most = g->variant->ring_stages;
+    g->params.ring_stages = ring_stages > 0 && ring_stages < most ? ring_stages : most;
     g->in_flight = in_flight > 0 ? in_flight : 0;
 }
 

@@ -6,10 +6,13 @@
 #include "kv.h"
 #include "machine.h"
 #include "nmk.h"
+#include "variant.h"
 
 struct nmk_engine {
     nmk_machine *machine;
-    nmk_params params; /* of the next step, apart from what queue_step sets */
+    const nmk_variant *variant; /* the schedule that runs */
+    nmk_variant *opened;        /* the same if it came from a folder */
+    nmk_params params;          /* of the next step, apart from what queue_step sets */
     nmk_kv kv;
     int32_t *lists; /* host copy */
     int stop_ids[NMK_STOP_IDS], stop_count;
@@ -73,11 +76,11 @@ int nmk_engine_run(nmk_engine *engine, int count, int live, double *ms, int32_t 
 
 /* ---- memory ---- */
 
-const nmk_buffer *nmk_engine_buffer(const char *name); /* NULL: none of that name */
+const nmk_buffer *nmk_engine_buffer(const char *name); /* of the schedule built in; NULL: none of that name */
 int nmk_engine_read(nmk_engine *engine, const char *buffer, void *dst, uint64_t offset, uint64_t bytes, nmk_err *e);
 int nmk_engine_write(nmk_engine *engine, const char *buffer, const void *src, uint64_t offset, uint64_t bytes,
                      nmk_err *e);
-int nmk_engine_read_arena(nmk_engine *engine, void *dst, nmk_err *e); /* NMK_ARENA_BYTES */
+int nmk_engine_read_arena(nmk_engine *engine, void *dst, nmk_err *e); /* variant->arena_bytes */
 int nmk_engine_poison(nmk_engine *engine, int byte, nmk_err *e);      /* the whole arena; 0xff: NaN as f32 and bf16 */
 int nmk_engine_random_kv(nmk_engine *engine, uint64_t seed, nmk_err *e);
 

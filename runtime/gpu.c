@@ -266,7 +266,7 @@ static void tell(const nmk_options *o, nmk_phase phase, uint64_t done) {
 static void on_compile(void *options) { tell(options, NMK_PHASE_COMPILE, 0); }
 
 /* Loading refuses a cubin of a toolkit whose major version is newer than the driver's: that gets its own words. */
-static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
+static int load_kernel(gpu_machine *g, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = &g->base;
     nmk_jit_request request = {.name = "megakernel.cu",
                                .source = nmk_kernel_source,
@@ -277,6 +277,7 @@ static int load_kernel(gpu_machine *g, const nmk_options *o, nmk_err *e) {
                                .user = (void *)(uintptr_t)o};
     uint64_t start_ns = nmk_now_ns();
     char *text = NULL;
+    if (v->kernel) request.source = v->kernel, request.source_bytes = strlen(v->kernel);
     if (o->kernel) {
         if (nmk_file_read(&text, &request.source_bytes, o->kernel, MOST_SOURCE, e)) return -1;
         request.name = o->kernel, request.source = text;
@@ -313,7 +314,7 @@ out:
     return -1;
 }
 
-int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *o, nmk_err *e) {
+int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
     gpu_machine *g = xcalloc(1, sizeof *g);
     nmk_machine *m = &g->base;
     m->calls = &calls, m->on_gpu = true, m->most_ahead = 32;
@@ -340,7 +341,7 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *o,
     m->tops = p;
     if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_HANGS, e)) goto out;
     m->hang = p;
-    if (load_kernel(g, o, e)) goto out;
+    if (load_kernel(g, v, o, e)) goto out;
     *machine = m;
     return 0;
 out:

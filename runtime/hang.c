@@ -16,19 +16,19 @@ const volatile nmk_hang *nmk_hang_root(const volatile nmk_hang hangs[NMK_HANGS],
     return root;
 }
 
-void nmk_hang_text(const volatile nmk_hang *h, const int32_t *lists, char *text, size_t size) {
+void nmk_hang_text(const volatile nmk_hang *h, const nmk_variant *v, const int32_t *lists, char *text, size_t size) {
     const uint32_t word = h->word, task = word & NMK_HANG_TASK_MASK, sm = word >> NMK_HANG_SM_SHIFT & NMK_HANG_SM_MASK;
     const uint32_t role = word >> NMK_HANG_ROLE_SHIFT & NMK_HANG_ROLE_MASK;
     char place[160] = "", wait[200] = "another SM";
-    if (sm < NMK_SMS && task < NMK_MAX_TASKS) {
-        const int32_t *d = lists + ((size_t)sm * NMK_MAX_TASKS + task) * NMK_DESC_WORDS;
+    if (sm < NMK_SMS && task < (uint32_t)v->max_tasks) {
+        const int32_t *d = lists + ((size_t)sm * (size_t)v->max_tasks + task) * NMK_DESC_WORDS;
         const int32_t node = d[NMK_WORD_NODE];
-        const bool known = d[NMK_WORD_OPCODE] && node >= 0 && node < nmk_node_count;
-        snprintf(place, sizeof place, " (%s)", known ? nmk_nodes[node].name : "unknown");
+        const bool known = d[NMK_WORD_OPCODE] && node >= 0 && node < v->node_count;
+        snprintf(place, sizeof place, " (%s)", known ? v->nodes[node].name : "unknown");
     }
     if (h->expected)
         snprintf(wait, sizeof wait, "counter %d (%s) to reach %u, it was at %u", h->counter,
-                 h->counter >= 0 && h->counter < NMK_COUNTERS ? nmk_counter_names[h->counter] : "unknown", h->expected,
+                 h->counter >= 0 && h->counter < v->counters ? v->counter_names[h->counter] : "unknown", h->expected,
                  h->got);
     snprintf(text, size, "the kernel hung: SM %u, role %s, task %u%s waited for %s", sm, nmk_role_names[role], task,
              place, wait);

@@ -3,6 +3,7 @@
 #define NMK_HANG_H
 
 #include "abi.h"
+#include "variant.h"
 
 enum { NMK_HANGS = NMK_SMS * NMK_ROLES }; /* records: one a role of a block */
 
@@ -10,8 +11,9 @@ enum { NMK_HANGS = NMK_SMS * NMK_ROLES }; /* records: one a role of a block */
  * the earliest counter (counters are numbered in wave order).  *count: the records there are; NULL if that is 0. */
 const volatile nmk_hang *nmk_hang_root(const volatile nmk_hang hangs[NMK_HANGS], int *count);
 
-/* Writes one sentence: where, in which task, for what.  `lists` are the encoded lists (the record's task is an index
- * into its SM's); any record is safe to read, whatever its numbers.  expected 0: only the word is known. */
-void nmk_hang_text(const volatile nmk_hang *hang, const int32_t *lists, char *text, size_t size);
+/* Writes one sentence: where, in which task, for what.  `lists` are the variant's, encoded; the record's task is an
+ * index into its SM's.  Any record is safe to read, whatever its numbers.  expected 0: only the word is known. */
+void nmk_hang_text(const volatile nmk_hang *hang, const nmk_variant *variant, const int32_t *lists, char *text,
+                   size_t size);
 
 #endif

@@ -9,6 +9,7 @@
 #include "jit.h"
 #include "nmk.h"
 #include "util.h"
+#include "variant.h"
 #include "weights.h"
 
 typedef struct nmk_machine nmk_machine;
@@ -59,8 +60,10 @@ struct nmk_machine_calls {
 /* An nmk_progress of a machine's load_weights: user is the nmk_options. */
 void nmk_machine_progress(void *options, uint64_t done, uint64_t total);
 
-int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_options *options, nmk_err *e);
-int nmk_cpu_machine_open(nmk_machine **machine, const nmk_options *options, nmk_err *e);
+/* The variant is the schedule whose lists it will be given; it must outlive the machine. */
+int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_variant *variant, const nmk_options *options,
+                         nmk_err *e);
+int nmk_cpu_machine_open(nmk_machine **machine, const nmk_variant *variant, const nmk_options *options, nmk_err *e);
 
 /* CPU only: the experts of later steps are chosen by the router logits of this arena (NMK_ARENA_BYTES, kept by the
  * caller), NULL: by its own. */

@@ -31,14 +31,15 @@ typedef struct {
     const char *device;     /* "auto" or NULL: cuda:0 if there is a driver and a GPU, else cpu; "cpu"; "cuda:N" */
     bool random_weights;    /* instead of the checkpoint's */
     uint64_t weights_seed;
-    int max_len;        /* tokens a sequence may have, prompt included; 0: what the model allows, at most 256 Ki */
-    uint64_t kv_bytes;  /* most memory for keys and values; 0: what nmk_rows sequences need, within memory_share */
-    int cpu_threads;    /* of the CPU machine; 0: one per core, at most 16 */
-    int ring_stages;    /* depth of the weight ring, at most as generated; 0: as generated */
-    int in_flight;      /* ring stages on their way at once; 0: as generated for the number of rows */
-    int steps_ahead;    /* steps queued before the host has read their tokens; 0: 8 */
-    bool allow_spills;  /* run a kernel that spills registers */
-    const char *kernel; /* CUDA file to compile instead of the kernel built in, for trying changes; NULL: built in */
+    int max_len;         /* tokens a sequence may have, prompt included; 0: what the model allows, at most 256 Ki */
+    uint64_t kv_bytes;   /* most memory for keys and values; 0: what nmk_rows sequences need, within memory_share */
+    int cpu_threads;     /* of the CPU machine; 0: one per core, at most 16 */
+    int ring_stages;     /* depth of the weight ring, at most as generated; 0: as generated */
+    int in_flight;       /* ring stages on their way at once; 0: as generated for the number of rows */
+    int steps_ahead;     /* steps queued before the host has read their tokens; 0: 8 */
+    bool allow_spills;   /* run a kernel that spills registers */
+    const char *kernel;  /* CUDA file to compile instead of the kernel built in, for trying changes; NULL: built in */
+    const char *variant; /* folder of `nmkgen variant`: a schedule in place of the one built in; NULL: built in */
     /* Above 0 to 1, of the machine's memory: what weights, keys, values and buffers may take together.  0: 0.9 of a
      * GPU's; on the CPU the weights may take all, keys and values half of what is free. */
     double memory_share;

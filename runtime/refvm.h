@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "variant.h"
 
 enum {
     NMK_COUNTER_WORDS = 32, /* one counter per 128 bytes, as on the GPU */
@@ -22,8 +23,9 @@ enum {
 struct nmk_vm_state;
 
 struct nmk_vm {
-    const int32_t *lists;   /* [sms][max_tasks][32] */
-    const uint8_t *weights; /* a matrix starts where its packed form does, but is plain [rows][columns] */
+    const nmk_variant *variant; /* NULL: the schedule built in; the same in all steps */
+    const int32_t *lists;       /* [sms][max_tasks][32] */
+    const uint8_t *weights;     /* a matrix starts where its packed form does, but is plain [rows][columns] */
     uint8_t *arena;
     uint8_t *kv_full, *kv_sliding; /* bf16 [page][layer of the kind][kv head][K|V][64][head_dim] */
     struct nmk_control *control;
@@ -33,7 +35,7 @@ struct nmk_vm {
     struct nmk_adjust *adjust;  /* [slot][vocab] */
     struct nmk_tops *tops;      /* [columns], of those that ask for log-probabilities */
     int32_t *out;               /* [columns]: the token that this step sampled, or -1 */
-    uint32_t *counters;         /* [NMK_COUNTERS][NMK_COUNTER_WORDS], zero before the first step and only growing */
+    uint32_t *counters;         /* [counters][NMK_COUNTER_WORDS], zero before the first step and only growing */
     uint32_t *tickets;          /* [NMK_TICKETS][2][NMK_COUNTER_WORDS] of even and odd epochs, zero before the first */
     int epoch;                  /* 1, 2, ...: one more at every step */
     int threads;                /* worker threads; 0 and 1: the caller alone, in the order that seed gives */

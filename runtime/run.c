@@ -62,6 +62,7 @@ static const nmk_flag table[] = {
     {"--ring-stages", "N", "depth of the GPU's weight ring (as generated)"},
     {"--in-flight", "N", "ring stages on their way at once (as generated)"},
     {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in"},
+    {"--variant", "DIR", "schedule that nmkgen variant wrote, instead of the one built in"},
     {"--allow-spills", NULL, "run a kernel that spills registers"},
     {"--ids", NULL, "print token ids in place of text"},
     {"--ignore-eos", NULL, "go on after the end-of-text token"},
@@ -118,6 +119,7 @@ static int set_flag(void *user, const char *name, const char *value) {
     if (!strcmp(name, "--checkpoint")) return s->options.checkpoint = value, 0;
     if (!strcmp(name, "--device")) return s->options.device = value, 0;
     if (!strcmp(name, "--kernel")) return s->options.kernel = value, 0;
+    if (!strcmp(name, "--variant")) return s->options.variant = value, 0;
     if (!strncmp(name, "--prompt", 8)) {
         if (s->prompts == nmk_rows)
             return fprintf(stderr, "nmk-run: %s: at most %d prompt%s\n", name, nmk_rows, nmk_rows == 1 ? "" : "s"), 2;

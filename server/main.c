@@ -58,6 +58,7 @@ static const nmk_flag table[] = {
     {"--max-num-seqs", "N", "sequences decoded together, at most as many as generated (that many)"},
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
     {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in, for trying changes (none)"},
+    {"--variant", "DIR", "schedule that nmkgen variant wrote, instead of the one built in (none)"},
     {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
     {"--generation-config", "auto|vllm", "defaults of requests: generation_config.json, or neutral ones (auto)"},
     {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
@@ -155,6 +156,7 @@ static int set_flag(void *user, const char *name, const char *value) {
     if (!strcmp(name, "--checkpoint")) return s->options.checkpoint = value, 0;
     if (!strcmp(name, "--device")) return s->options.device = value, 0;
     if (!strcmp(name, "--kernel")) return s->options.kernel = value, 0;
+    if (!strcmp(name, "--variant")) return s->options.variant = value, 0;
     if (!strcmp(name, "--host")) return s->host = value, 0;
     if (!strcmp(name, "--help")) return s->help = true, 0;
     if (!strcmp(name, "--version")) return s->version = true, 0;

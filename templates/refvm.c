@@ -156,6 +156,12 @@ static inline uint16_t *kv_page(const struct nmk_vm *vm, const struct nmk_column
     return (uint16_t *)(sliding ? vm->kv_sliding : vm->kv_full) + at * (2 * PAGE * HEAD_DIM);
 }
 
+/* The schedule whose lists these are. */
+static inline const nmk_variant *variant_of(const struct nmk_vm *vm)
+{
+    return vm->variant ? vm->variant : &nmk_built_in;
+}
+
 /* The pages a column sees, and how they are cut.  Depends on the column alone, never on its neighbours, so a row's bits
  * are the same in any batch. */
 struct chunks {
@@ -165,17 +171,18 @@ struct chunks {
     int count; /* chunk i holds the pages first + [pages * i / count, pages * (i + 1) / count) */
 };
 
-static struct chunks chunks_of(const struct nmk_column *c, int sliding, int window)
+static struct chunks chunks_of(const struct nmk_vm *vm, const struct nmk_column *c, int sliding, int window)
 {
+    const nmk_variant *v = variant_of(vm);
     struct chunks s = {0};
     if (sliding && c->pos + 1 > window) s.lo = c->pos + 1 - window;
     s.first = s.lo / PAGE;
     s.pages = (c->base > s.lo ? (c->base - 1) / PAGE : s.first) - s.first + 1;
-    const int few = (s.pages + NMK_PAGES_PER_CHUNK - 1) / NMK_PAGES_PER_CHUNK;
-    const int many = s.pages / NMK_PAGES_PER_LONG_CHUNK;
-    s.count = few < NMK_CHUNKS_MIN ? few : NMK_CHUNKS_MIN;
+    const int few = (s.pages + v->pages_per_chunk - 1) / v->pages_per_chunk;
+    const int many = s.pages / v->pages_per_long_chunk;
+    s.count = few < v->chunks_min ? few : v->chunks_min;
     if (s.count < many) s.count = many;
-    if (s.count > NMK_CHUNKS_MAX) s.count = NMK_CHUNKS_MAX;
+    if (s.count > v->chunks_max) s.count = v->chunks_max;
     return s;
 }
 
@@ -400,7 +407,6 @@ struct nmk_vm_state {
     int awake; /* optional tasks run in this step */
     struct walk walk[WALKS];
     struct claims claims[NMK_TICKETS];
-    struct lot lot[NMK_COUNTERS]; /* one thread only */
     /* the rest: workers only */
     int workers;
     atomic_char taken[WALKS]; /* by a worker, or done */
@@ -409,6 +415,7 @@ struct nmk_vm_state {
     atomic_int stop;          /* 1: give up */
     atomic_uint idle_at[NMK_VM_THREADS]; /* version + 1 at which a worker found nothing to do; see work() */
     int broken;                          /* walk that stopped on an error, or -1 */
+    struct lot lot[];                    /* of each counter; one thread only */
 };
 
 static struct claims *claims_of(const struct nmk_vm *vm, int ticket)
@@ -423,7 +430,7 @@ static inline _Atomic uint32_t *counter(const struct nmk_vm *vm, int c)
 
 static inline const int32_t *task_at(const struct nmk_vm *vm, int sm, int index)
 {
-    return vm->lists + ((size_t)sm * NMK_MAX_TASKS + (size_t)index) * WORDS;
+    return vm->lists + ((size_t)sm * (size_t)variant_of(vm)->max_tasks + (size_t)index) * WORDS;
 }
 
 /* Whether counter c has `arrivals` of every step so far, this one included. */
@@ -446,10 +453,11 @@ static int unmet(const struct nmk_vm *vm, const int32_t *d)
     return -1;
 }
 
-static int sane(const int32_t *d)
+static int sane(const struct nmk_vm *vm, const int32_t *d)
 {
+    const int counters = variant_of(vm)->counters;
     if (d[0] < 0 || d[0] >= OPS) return 0;
-    return d[2] < NMK_COUNTERS && d[4] < NMK_COUNTERS && d[6] < NMK_COUNTERS;
+    return d[2] < counters && d[4] < counters && d[6] < counters;
 }
 
 /* An optional task in a step that does not want it: neither waits nor does anything. */
@@ -465,13 +473,13 @@ static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
     struct vm_sm *sm = &vm->state->sm[w->sm];
     *signalled = -1;
     for (;; w->next++) {
-        if (w->next >= NMK_MAX_TASKS) {
+        if (w->next >= variant_of(vm)->max_tasks) {
             fail(sm, "list has no end");
             return BROKEN;
         }
         const int32_t *d = task_at(vm, w->sm, w->next);
         if (d[0] == 0) return DONE;
-        if (!sane(d)) {
+        if (!sane(vm, d)) {
             fail(sm, "opcode or counter out of range");
             return BROKEN;
         }
@@ -505,17 +513,19 @@ static int append(char *err, size_t len, int at, const char *format, ...)
     return at;
 }
 
-static int name_task(char *err, size_t len, int at, const int32_t *d)
+static int name_task(const struct nmk_vm *vm, char *err, size_t len, int at, const int32_t *d)
 {
+    const nmk_variant *v = variant_of(vm);
     const int32_t node = d[NMK_WORD_NODE];
-    return append(err, len, at, "%s", d[0] && node >= 0 && node < nmk_node_count ? nmk_nodes[node].name : "?");
+    return append(err, len, at, "%s", d[0] && node >= 0 && node < v->node_count ? v->nodes[node].name : "?");
 }
 
 static int report_broken(const struct nmk_vm *vm, int broken, char *err, size_t len)
 {
     const struct walk *w = &vm->state->walk[broken];
     int at = append(err, len, 0, "SM %d, task %d, ", w->sm, w->next);
-    if (w->next < NMK_MAX_TASKS) at = append(err, len, name_task(err, len, at, task_at(vm, w->sm, w->next)), ": ");
+    if (w->next < variant_of(vm)->max_tasks)
+        at = append(err, len, name_task(vm, err, len, at, task_at(vm, w->sm, w->next)), ": ");
     append(err, len, at, "%s", vm->state->sm[w->sm].err);
     return -1;
 }
@@ -523,8 +533,8 @@ static int report_broken(const struct nmk_vm *vm, int broken, char *err, size_t 
 /* The task that walk w waits at, and in *wait which of its waits; NULL when it does not wait. */
 static const int32_t *waiting_task(const struct nmk_vm *vm, const struct walk *w, int *wait)
 {
-    const int32_t *d = w->next < NMK_MAX_TASKS ? task_at(vm, w->sm, w->next) : NULL;
-    if (!d || d[0] == 0 || !sane(d) || op_table[d[0]].help != w->help || sleeps(vm, d)) return NULL;
+    const int32_t *d = w->next < variant_of(vm)->max_tasks ? task_at(vm, w->sm, w->next) : NULL;
+    if (!d || d[0] == 0 || !sane(vm, d) || op_table[d[0]].help != w->help || sleeps(vm, d)) return NULL;
     *wait = unmet(vm, d);
     return *wait < 0 ? NULL : d;
 }
@@ -533,6 +543,7 @@ static const int32_t *waiting_task(const struct nmk_vm *vm, const struct walk *w
 static int report_deadlock(const struct nmk_vm *vm, char *err, size_t len)
 {
     char told[WALKS] = {0};
+    const char *const *names = variant_of(vm)->counter_names;
     int at = append(err, len, 0, "deadlock"), lines = 0;
     for (int i = 0; i < WALKS; i++) {
         const struct walk *w = &vm->state->walk[i];
@@ -545,10 +556,10 @@ static int report_deadlock(const struct nmk_vm *vm, char *err, size_t len)
                 told[j] = 1, sms++;
         const int c = d[2 + 2 * wait];
         at = append(err, len, at, lines++ ? "; " : ": ");
-        at = name_task(err, len, at, d);
+        at = name_task(vm, err, len, at, d);
         at = append(err, len, at, " on SM %d", w->sm);
         if (sms > 1) at = append(err, len, at, " and %d more", sms - 1);
-        at = append(err, len, at, " waits for %s (counter %d: %u of %u)", nmk_counter_names[c], c,
+        at = append(err, len, at, " waits for %s (counter %d: %u of %u)", names[c], c,
                     (unsigned)atomic_load(counter(vm, c)), (unsigned)vm->epoch * (unsigned)d[3 + 2 * wait]);
     }
     return -1;
@@ -596,7 +607,7 @@ static int step_seeded(struct nmk_vm *vm, char *err, size_t err_len)
 
     const int slow = (int)(draw(&random) % 4 * 3); /* 0, 3, 6 or 9 */
     for (int i = 0; i < slow; i++) s->walk[draw(&random) % WALKS].slow = 1;
-    for (int i = 0; i < NMK_COUNTERS; i++) s->lot[i] = (struct lot){-1, INT32_MAX};
+    for (int i = 0; i < variant_of(vm)->counters; i++) s->lot[i] = (struct lot){-1, INT32_MAX};
     for (int i = 0; i < WALKS; i++) wake(s, i, ready, n);
     while (n[0] + n[1] > 0) {
         const uint64_t r = draw(&random);
@@ -710,7 +721,8 @@ static int step_threaded(struct nmk_vm *vm, char *err, size_t err_len)
 
 int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
 {
-    if (!vm->state && !(vm->state = calloc(1, sizeof *vm->state)))
+    const size_t lots = (size_t)variant_of(vm)->counters * sizeof(struct lot);
+    if (!vm->state && !(vm->state = calloc(1, sizeof *vm->state + lots)))
         return append(err, err_len, 0, "out of memory for the reference machine"), -1;
     struct nmk_vm_state *s = vm->state;
     for (int i = 0; i < NMK_SMS; i++) {

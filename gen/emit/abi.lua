@@ -180,6 +180,14 @@ local STRUCTS = {
   },
 }
 
+-- Constants that the schedule alone decides: a program takes them from runtime/variant.h, not from abi.h, so that it
+-- can run another schedule's lists.  Of all others `nmk_abi_hash` says that two generations have the same.
+local SCHEDULED = {
+  MAX_TASKS = true, RING_STAGES = true, SHARED_REST_BYTES = true, COUNTERS = true, ARENA_BYTES = true,
+  CHUNKS_MAX = true, CHUNKS_MIN = true, PAGES_PER_CHUNK = true, PAGES_PER_LONG_CHUNK = true, MAX_SEGMENTS = true,
+  PART_SLOTS = true,
+}
+
 local HOST = {
   i32 = "int32_t", u32 = "uint32_t", u64 = "uint64_t", i64 = "int64_t", f32 = "float", str = "const char *",
 }
@@ -325,6 +333,13 @@ local function literal(value)
   return ("%d"):format(value)
 end
 
+--- The value of one constant of abi.h.
+function M.constant(ctx, name)
+  for _, constant in ipairs(all_constants(ctx.model, ctx.graph, ctx.registry)) do
+    if constant[1] == name then return constant[2] end
+  end
+end
+
 local function emit_constants(w, constants)
   for _, constant in ipairs(constants) do
     w:line("#define NMK_%s %s", constant[1], literal(constant[2]))
@@ -443,6 +458,7 @@ local function emit_declarations(w)
  * -1 where the words are not those that nmkgen proved. */
 int nmk_encode(int32_t *lists, int32_t counts[NMK_SMS]);
 
+extern const uint64_t nmk_abi_hash; /* of all that no schedule changes: constants, descriptors, structs, weights */
 extern const uint64_t nmk_hash; /* the same as NMK_HASH in megakernel.cu */
 extern const char *const nmk_model_name;
 extern const char *const nmk_target_arch;
@@ -481,6 +497,23 @@ local function emit_shared(w, ctx, types)
       emit_struct(w, struct, types, ctx.model.schedule.columns)
     end
   end
+end
+
+--- Hash of what programs take from abi.h and encoder.c whatever the schedule is.
+function M.fixed_hash(ctx)
+  local w = writer.new("fixed")
+  w:line("%s %s %s", ctx.model.name, ctx.model.target.name, ctx.model.target.arch)
+  for _, constant in ipairs(all_constants(ctx.model, ctx.graph, ctx.registry)) do
+    if not SCHEDULED[constant[1]] then w:line("%s %s", constant[1], literal(constant[2])) end
+  end
+  emit_opcodes(w, ctx.registry.list)
+  for _, struct in ipairs(STRUCTS) do
+    if struct.device then emit_asserts(w, struct, ctx.model.schedule.columns) end
+  end
+  for _, a in ipairs(ctx.graph.arrays) do
+    w:line("%s %s %d %d %d %d %d %d", a.name, a.layout, a.layer0, a.layers, a.experts, a.rows, a.cols, a.kib)
+  end
+  return writer.fnv(w:text())
 end
 
 --- abi.h. ctx as in emit/files.lua, without hash.

@@ -457,7 +457,7 @@ if (P.claim_attention != NMK_CLAIM_STATIC) {
 for (int n = 0; n < NMK_COLUMNS; n++) {
     const struct nmk_column *c = &vm->control->column[n];
     if (!active(vm, n)) continue;
-    const struct chunks s = chunks_of(c, t.sliding, P.window);
+    const struct chunks s = chunks_of(vm, c, t.sliding, P.window);
     for (int i = 0; i < P.kv_heads * s.count; i++, slot++) {
         if (unit >= 0 ? slot != unit : slot % NMK_SMS != sm->id) continue;
         const int head = i / s.count, chunk = i % s.count;

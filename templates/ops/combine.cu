@@ -108,7 +108,7 @@ uint16_t *attn = buffer(vm, t.attn);
 int start[NMK_COLUMNS], count[NMK_COLUMNS], slot = 0;
 for (int n = 0; n < NMK_COLUMNS; n++) {
     start[n] = slot, count[n] = 0;
-    if (active(vm, n)) count[n] = chunks_of(&vm->control->column[n], t.sliding, NMK_WINDOW).count;
+    if (active(vm, n)) count[n] = chunks_of(vm, &vm->control->column[n], t.sliding, NMK_WINDOW).count;
     slot += P.kv_heads * count[n];
 }
 for (int u = t.first; u < t.end; u += t.step) {

@@ -2,7 +2,7 @@
  * memory's read bandwidth measured in the same run.
  *
  * bench-decode [--checkpoint DIR | --random-weights SEED] [--batch 1,8] [--context 8192] [--steps N] [--sampling greedy,top_p,...]
- *              [--ring N] [--in-flight N] [--kernel FILE.cu]
+ *              [--ring N] [--in-flight N] [--kernel FILE.cu] [--variant DIR]
  *
  * Every case: fresh random tokens, random keys and values, `steps` steps queued back to back after a warm-up, positions
  * moving on as in generation.  Bytes are the algorithm's: every weight of a step once (the experts that were active,
@@ -207,6 +207,8 @@ int main(int argc, char **argv) {
             o.ring_stages = atoi(v);
         else if (!strcmp(argv[i], "--kernel"))
             o.kernel = v;
+        else if (!strcmp(argv[i], "--variant"))
+            o.variant = v;
         else if (!strcmp(argv[i], "--in-flight"))
             o.in_flight = atoi(v);
         else

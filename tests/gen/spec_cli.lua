@@ -10,10 +10,10 @@ local function usage(name, arguments, want)
 end
 usage("no arguments", "", "no model given")
 usage("unknown command", "chek " .. TOY, "unknown command 'chek', did you mean 'check'?")
-usage("unknown word", "zzzzzzzz", "unknown command 'zzzzzzzz', known are: check, plan, ops, keys")
+usage("unknown word", "zzzzzzzz", "unknown command 'zzzzzzzz', known are: variant, check, plan, ops, keys")
 usage("unknown flag", TOY .. " --ouput x", "unknown flag '--ouput', did you mean '--output'?")
 usage("unknown short flag", TOY .. " -x",
-  "unknown flag '-x', known are: --output, --target, --help, --version")
+  "unknown flag '-x', known are: --output, --target, --set, --untuned, --help, --version")
 usage("flag without argument", TOY .. " -o", "-o needs an argument")
 usage("flag with empty argument", TOY .. " --output=", "--output needs an argument")
 usage("flag with too much", TOY .. " --version=2", "--version takes no argument")

@@ -165,7 +165,7 @@ static void test_hang_text(void) {
     char text[600];
     static int32_t lists[NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS];
     nmk_hang h = {.word = ~0u, .counter = 99999, .expected = 5};
-    nmk_hang_text(&h, lists, text, sizeof text);
+    nmk_hang_text(&h, &nmk_built_in, lists, text, sizeof text);
     check(strstr(text, "SM 255, role help, task 4095 waited for counter 99999 (unknown) to reach 5, it was at 0"),
           "a record of nonsense is safe to read", "%s", text);
     int32_t *d = lists + (NMK_MAX_TASKS + 2) * NMK_DESC_WORDS;
@@ -176,10 +176,10 @@ static void test_hang_text(void) {
         while (nmk_nodes[cut].opcode != NMK_OP_CUT);
     d[NMK_WORD_OPCODE] = NMK_OP_LM_HEAD, d[NMK_WORD_NODE] = lm_head;
     h = (nmk_hang){.word = 1u << 31 | 1u << 20 | 1u << 12 | 2};
-    nmk_hang_text(&h, lists, text, sizeof text);
+    nmk_hang_text(&h, &nmk_built_in, lists, text, sizeof text);
     check(strstr(text, "SM 1, role compute, task 2 (lm_head) waited for another SM"), "a word alone", "%s", text);
     d[NMK_WORD_OPCODE] = NMK_OP_CUT, d[NMK_WORD_NODE] = cut;
-    nmk_hang_text(&h, lists, text, sizeof text);
+    nmk_hang_text(&h, &nmk_built_in, lists, text, sizeof text);
     check(strstr(text, "task 2 (cut4) waited"), "the fourth node of an op", "%s", text);
 }
 

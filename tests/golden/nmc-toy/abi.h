@@ -433,6 +433,7 @@ typedef struct nmk_field {
  * -1 where the words are not those that nmkgen proved. */
 int nmk_encode(int32_t *lists, int32_t counts[NMK_SMS]);
 
+extern const uint64_t nmk_abi_hash; /* of all that no schedule changes: constants, descriptors, structs, weights */
 extern const uint64_t nmk_hash; /* the same as NMK_HASH in megakernel.cu */
 extern const char *const nmk_model_name;
 extern const char *const nmk_target_arch;

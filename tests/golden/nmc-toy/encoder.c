@@ -359,6 +359,7 @@ static const struct run runs[] = {
 #define WORDS_HASH 0x7e0cedbd0f923ac1u
 ... templates/encoder.c
 
+const uint64_t nmk_abi_hash = 0xHASH;
 const uint64_t nmk_hash = 0xHASH;
 const char *const nmk_model_name = "nmc-toy";
 const char *const nmk_target_arch = "sm_90a";
