@@ -31,12 +31,20 @@ local SCHEDULE = {
   { "reuse_buffers", "bool", default = true, doc = "layers share activation buffers; false keeps all" },
 }
 
+local INSERT = {
+  { "op", "word", doc = "an op of templates/ops with a buffer `in`, or with //@device inline" },
+  { "value", "word", doc = "what it reads and replaces for all that read it later: a buffer, or a point of an op" },
+  { "layers", "layers", optional = true, doc = "where; default everywhere" },
+  { "with", "numbers", optional = true, doc = "parameters of the op that the family does not give" },
+}
+
 local SPEC = {
   { "model", "word", doc = "name of the model and of its build folder" },
   { "family", "word", doc = "a file of specs/families" },
   { "target", "word", doc = "a file of specs/targets" },
   { "shape", "shape", doc = "sizes of the model" },
   { "schedule", "map", keys = SCHEDULE, default = {}, doc = "how a step is laid out" },
+  { "insert", "maps", keys = INSERT, optional = true, doc = "ops between values; `nmkgen plan` lists the values" },
 }
 
 local TARGET = {
@@ -226,7 +234,7 @@ function M.load(path, diag, opts)
 
   local model = {
     name = spec.model, family = spec.family, target = target, shape = spec.shape, schedule = spec.schedule,
-    family_module = family, source = sources[1], sources = sources,
+    family_module = family, source = sources[1], sources = sources, insert = spec.insert,
   }
   if not family then return model end
   local complete = diag:count() == 0
@@ -243,7 +251,7 @@ local function describe(out, prefix, list)
     if row.keys then
       describe(out, path, row.keys)
     elseif row[2] ~= "shape" then
-      local default = row.default ~= nil and "; default " .. rows.text(row.default) or ""
+      local default = row.default ~= nil and "; default " .. rows.text(row.default) or row.optional and "; optional" or ""
       out[#out + 1] = ("%s: %s\n    %s%s\n"):format(path, row.doc, rows.expected(row), default)
     end
   end

@@ -7,7 +7,9 @@
 --   layer(i, shape)     { attention = "full"|"sliding", rope, mlp = "dense"|"moe", kv_layer = index among its kind }
 --   values(m)           every number an op may name as a parameter; the stages themselves ask for layers, kv_heads,
 --                       head_dim, experts, experts_per_token, full_layers, sliding_layers, max_context and window
---   buffers(m)          global activation buffers, ordered: { name, bytes, extent = size of the index space }
+--   buffers(m)          global activation buffers, ordered: { name, bytes, extent = size of the index space, width }
+--                       width, where a buffer is one row of so many elements for each column: unit u of the index space
+--                       is then elements u*width/extent and on, of all columns
 --   front(m), back(m)   ordered nodes before the first and after the last layer
 --   block(i, m)         nodes of layer i by wave name; waves that the layer lacks are nil
 --     a node is { op, tiles | units, fields = constant task fields, weights = { task field = { array, layer } },
@@ -21,6 +23,7 @@
 --   config(m)           what a checkpoint's config.json must say: { path, or_path, value, required }
 --                       null counts as absent; an absent value is a mistake only where required;
 --                       or_path: another place where the same fact may stand
+--   insert(m)           optional: what every model of the family inserts, as `insert:` of a spec: { op, value, layers, with }
 local M = {}
 
 M.name = "cohere2_moe"
@@ -120,17 +123,17 @@ end
 function M.buffers(m)
   local s, cols, v = m.shape, m.schedule.columns, M.values(m)
   return {
-    { name = "x0", bytes = cols * s.hidden * 4, extent = s.hidden },
-    { name = "x1", bytes = cols * s.hidden * 4, extent = s.hidden },
-    { name = "logits", bytes = cols * router_rows(s) * 4, extent = router_rows(s) },
-    { name = "qkv", bytes = cols * qkv_rows(s) * 2, extent = qkv_rows(s) },
+    { name = "x0", bytes = cols * s.hidden * 4, extent = s.hidden, width = s.hidden },
+    { name = "x1", bytes = cols * s.hidden * 4, extent = s.hidden, width = s.hidden },
+    { name = "logits", bytes = cols * router_rows(s) * 4, extent = router_rows(s), width = router_rows(s) },
+    { name = "qkv", bytes = cols * qkv_rows(s) * 2, extent = qkv_rows(s), width = qkv_rows(s) },
     { name = "part", bytes = v.part_slots * group_pairs(s) * (2 * s.head_dim + 4) * 4, extent = v.part_slots },
     { name = "attn", bytes = cols * v.q_width * 2, extent = v.attn_units },
     { name = "h", bytes = v.expert_slots * cols * s.expert_ff * 2, extent = v.h_units },
-    { name = "dense_h", bytes = cols * s.dense_ff * 2, extent = s.dense_ff },
+    { name = "dense_h", bytes = cols * s.dense_ff * 2, extent = s.dense_ff, width = s.dense_ff },
     { name = "cand", bytes = m.target.sms * 2 * cols * 8, extent = m.target.sms },
-    { name = "scores", bytes = cols * v.vocab_rows * 4, extent = v.vocab_rows // 16 },
-    { name = "raw_logits", bytes = cols * v.vocab_rows * 4, extent = v.vocab_rows // 16 },
+    { name = "scores", bytes = cols * v.vocab_rows * 4, extent = v.vocab_rows // 16, width = v.vocab_rows },
+    { name = "raw_logits", bytes = cols * v.vocab_rows * 4, extent = v.vocab_rows // 16, width = v.vocab_rows },
     { name = "cuts", bytes = 7 * cols * 256 * 8, extent = 7 * cols },           -- as ops/cut.cu counts
     { name = "drawn", bytes = m.target.sms * 8, extent = m.target.sms },
     { name = "tops", bytes = m.target.sms * cols * 41 * 4, extent = m.target.sms }, -- as ops/draw.cu lays them out
