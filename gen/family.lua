@@ -37,7 +37,8 @@ local RECORDS = {
     { "rows", "integer" }, { "cols", "integer" }, { "dims", "integer" }, { "array", "string" }, { "row0", "integer" },
   },
   insert = {
-    { "op", "string" }, { "value", "string" }, { "layers", "any", optional = true }, { "with", "table", optional = true },
+    { "op", "string" }, { "value", "string" }, { "layers", "any", optional = true },
+    { "with", "table", optional = true },
   },
   config = {
     { "path", "string" }, { "or_path", "string", optional = true }, { "value", "any" }, { "required", "boolean" },

@@ -1,7 +1,7 @@
 -- Ops that a spec inserts behind named values: `insert:` of the YAML file, and a family's insert(m).
 --
--- A value is either a buffer, by the name that ops call it by, or a point: a place in an op's own code where a number is
--- in registers on its way out (`points` of the op).
+-- A value is either a buffer, by the name that ops call it by, or a point: a place in an op's own code where a number
+-- is in registers on its way out (`points` of the op).
 --
 -- At a buffer the op becomes a node of its own, behind the value's last writer in the layer, or, where the layer finds
 -- the value written, before its first reader. It reads the value as `in` and writes a new buffer `out` of the same
@@ -66,7 +66,8 @@ function Insert:arguments(ins, op, point)
     if value == nil then value = self.values[p.name] end
     if value == nil then
       self.diag:error(ins.at.with,
-        "op '%s' needs the parameter '%s', which the family does not give: with: { %s: NUMBER }", op.name, p.name, p.name)
+        "op '%s' needs the parameter '%s', which the family does not give: with: { %s: NUMBER }", op.name, p.name,
+        p.name)
     else
       params[p.name] = self:number(ins, p, value)
     end
@@ -115,8 +116,9 @@ function Insert:prepare(ins)
   ins.spec = op
   local before, host = self.diag:count(), self.registry.point[ins.value]
   if host and not op.inline then
-    self.diag:error(ins.at.op, "insert: '%s' is in registers of %s: only an op with //@device inline can be inserted there",
-      ins.value, host.name)
+    self.diag:error(ins.at.op,
+      "insert: '%s' is in registers of %s: only an op with //@device inline can be inserted there", ins.value,
+      host.name)
   elseif not host and not region_named(op.reads, ops.IN) then
     self.diag:error(ins.at.op, "insert: op '%s' reads no buffer '%s', so it cannot be inserted", ins.op, ops.IN)
   elseif not host and not region_named(op.writes, ops.OUT) and not region_named(op.writes, ops.IN) then
@@ -303,8 +305,8 @@ function Insert:no_place(ins)
   for _, op in ipairs(self.registry.list) do
     for _, r in ipairs(self.seen[op.name] and op.writes or {}) do
       if r.name == ins.value and r.scope == "sm" then
-        self.diag:error(ins.at.value, "insert: value '%s' stays on its SM, as op '%s' leaves it: nothing can be inserted",
-          ins.value, op.name)
+        self.diag:error(ins.at.value,
+          "insert: value '%s' stays on its SM, as op '%s' leaves it: nothing can be inserted", ins.value, op.name)
         return
       end
     end
@@ -340,6 +342,26 @@ function Insert:finish()
       end
     end
   end
+end
+
+--- Inserts an op as its own table says, unless the spec does already. A mistake where the op says nothing.
+function M.try(model, registry, name, diag)
+  local op = registry.by_name[name]
+  if not op then
+    local names = {}
+    for i, other in ipairs(registry.list) do names[i] = other.name end
+    diag:error(nil, "--try: there is no op '%s'%s", name, diags.hint(name, names))
+    return
+  end
+  model.insert = model.insert or {}
+  for _, ins in ipairs(model.insert) do
+    if ins.op == name then return end
+  end
+  if not op.try then return end
+  local at = { file = op.file, line = op.try.line, col = 1 }
+  local places = setmetatable({}, { __index = function() return at end })
+  table.insert(model.insert, { op = name, value = op.try.value, with = op.try.with, at = places,
+                               places = { with = places, layers = places } })
 end
 
 -- Insertions of a family have one place: where the family makes them.

@@ -7,7 +7,9 @@ local diags = require("diag")
 local files = require("emit.files")
 local graph = require("graph")
 local host = require("host")
+local insert = require("insert")
 local memory = require("memory")
+local new_op = require("new_op")
 local ops = require("ops")
 local plan = require("plan")
 local schedule = require("schedule")
@@ -27,9 +29,12 @@ nmkgen check MODEL.yaml      the same proofs, nothing written
 nmkgen plan MODEL.yaml       waves, tasks, counters, bytes and the bound, as text
 nmkgen ops                   the opcodes with their descriptor fields
 nmkgen keys                  the keys of a model spec
+nmkgen new-op NAME           a new opcode to begin with: templates/ops/NAME.cu, with tests that pass
 
   -o, --output DIR           where to write
   -t, --target NAME          another target than the spec's: a file of specs/targets
+  --like KIND                of a new op: elementwise (default), a function of one number, or task, all by hand
+  --try OP                   insert the op as its table says, for its tests, where the model lacks it
   -h, --help                 this text
   --version                  the version
 
@@ -43,6 +48,8 @@ local function prove(path, opts, diag)
   local model = spec.load(path, diag, { root = host.root, target = opts.target })
   diag:stop()
   local registry = ops.load(host.root, diag)
+  diag:stop()
+  if opts.try then insert.try(model, registry, opts.try, diag) end
   diag:stop()
   local g = graph.build(model, registry, diag)
   diag:stop()
@@ -105,6 +112,19 @@ function COMMANDS.keys(_, _, diag)
   io.write(text)
 end
 
+COMMANDS["new-op"] = function(name, opts, diag)
+  local registry = ops.load(host.root, diag)
+  diag:stop()
+  local path, called, text = new_op.scaffold(name, opts, registry, diag)
+  diag:stop()
+  local ok, why = host.write({ { path = path, text = text } })
+  if not ok then
+    diag:error(nil, "cannot write %s", why)
+    diag:stop()
+  end
+  print(("%s: an op that passes its tests; make test-op OP=%s runs them"):format(called, name))
+end
+
 -- For tests that need module yaml or host: runs a Lua file with the rest of the command line.
 function COMMANDS.lua(path, opts)
   rawset(_G, "arg", opts.rest)
@@ -113,15 +133,18 @@ end
 
 -- ---------------------------------------------------------------- the command line
 
--- Commands that take a spec; the others take nothing.
-local NAMES = { "check", "plan", "ops", "keys" }
+-- Commands that take a spec; the others take nothing, or what TAKES says.
+local NAMES = { "check", "plan", "ops", "keys", "new-op" }
 local TAKES_SPEC = { generate = true, check = true, plan = true }
+local TAKES = { ["new-op"] = "a NAME" }
+local WRITES = { generate = true, ["new-op"] = true }
 -- Flag -> option that takes its argument, or true.
 local FLAGS = {
   ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target",
+  ["--like"] = "like", ["--try"] = "try",
   ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
-local LONG_FLAGS = { "--output", "--target", "--help", "--version" }
+local LONG_FLAGS = { "--output", "--target", "--like", "--try", "--help", "--version" }
 
 local function wrong_use(fmt, ...)
   error({ usage = fmt:format(...) }, 0)
@@ -194,11 +217,13 @@ local function dispatch(args, diag)
     return
   end
   local command, rest = command_of(words)
-  local takes = TAKES_SPEC[command] and 1 or 0
+  local takes = (TAKES_SPEC[command] or TAKES[command]) and 1 or 0
   if #rest > takes then wrong_use("'%s' is one word too many", rest[takes + 1]) end
-  if #rest < takes then wrong_use("%s needs a MODEL.yaml", command) end
-  if opts.output and command ~= "generate" then wrong_use("%s writes no files: -o has no meaning", command) end
-  if opts.target and takes == 0 then wrong_use("%s has no target: -t has no meaning", command) end
+  if #rest < takes then wrong_use("%s needs %s", command, TAKES[command] or "a MODEL.yaml") end
+  if opts.output and not WRITES[command] then wrong_use("%s writes no files: -o has no meaning", command) end
+  if opts.target and not TAKES_SPEC[command] then wrong_use("%s has no target: -t has no meaning", command) end
+  if opts.try and not TAKES_SPEC[command] then wrong_use("%s has no model: --try has no meaning", command) end
+  if opts.like and command ~= "new-op" then wrong_use("%s makes no op: --like has no meaning", command) end
   COMMANDS[command](rest[1], opts, diag)
 end
 

@@ -19,8 +19,8 @@
 --                            else they wait for nothing, touch nothing and signal at once
 --   op.idle                  a spread op of which SMs without a tile have a task too: they write what they have to say
 --   op.eased                 its weights stream with one stage less in flight
---   op.inline                { device, reference }: the function apply(x) of an op that can be inserted where a value is
---                            in registers; nil of all others
+--   op.inline                { device, reference }: the function apply(x) of an op that can be inserted where a value
+--                            is in registers; nil of all others
 --   op.points                { name =, type = }: where its own code lets such ops in, by calling at_NAME(x)
 --   op.tests                 { name =, tolerance =, line =, text = }: the bodies of its //@test sections
 --   op.try                   { value =, with = }: how tests insert it into a model that lacks it
@@ -428,8 +428,7 @@ end
 
 local OP = {
   name = "string", summary = "string", pipeline = "string", points = "table", try = "table",
-  claim = "string", eased = "boolean",
-  optional = "boolean", idle = "boolean", params = "table",
+  claim = "string", eased = "boolean", optional = "boolean", idle = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
 local OP_REQUIRED = { "name", "summary", "tile", "cost" }
@@ -446,6 +445,7 @@ function File:read_try(try)
       self:error(nil, "try: with: expected { name = number, ... }")
     end
   end
+  try.line = self:key("try").line
   self:enter()
   return try
 end
@@ -470,7 +470,8 @@ function File:read_base(raw, device, reference)
   local path = BASES[raw.pipeline]
   for _, key in ipairs(BASED) do
     if raw[key] ~= nil then
-      self:error(self:key(key), "'%s' is the pipeline's: leave it out, or leave out pipeline = \"%s\"", key, raw.pipeline)
+      self:error(self:key(key), "'%s' is the pipeline's: leave it out, or leave out pipeline = \"%s\"", key,
+        raw.pipeline)
     end
   end
   for _, role in ipairs(M.ROLES) do
@@ -752,14 +753,16 @@ local function check_points(registry, diag)
     for _, point in ipairs(op.points) do
       local other = registry.point[point.name]
       if other then
-        diag:error({ file = op.file, line = 1, col = 1 }, "points: '%s' is a point of op '%s' too", point.name, other.name)
+        diag:error({ file = op.file, line = 1, col = 1 }, "points: '%s' is a point of op '%s' too", point.name,
+          other.name)
       end
       registry.point[point.name] = op
     end
   end
 end
 
---- Requires: nothing. Leaves: registry.point[name] = the op that has it, and the registry of all op files below root; mistakes in diag.
+--- Requires: nothing. Leaves: the registry of all op files below root, registry.point[name] = the op that has it;
+--- mistakes in diag.
 function M.load(root, diag)
   local files = file_access()
   local registry = { list = {}, by_name = {} }

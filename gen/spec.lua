@@ -251,7 +251,8 @@ local function describe(out, prefix, list)
     if row.keys then
       describe(out, path, row.keys)
     elseif row[2] ~= "shape" then
-      local default = row.default ~= nil and "; default " .. rows.text(row.default) or row.optional and "; optional" or ""
+      local default = row.optional and "; optional" or ""
+      if row.default ~= nil then default = "; default " .. rows.text(row.default) end
       out[#out + 1] = ("%s: %s\n    %s%s\n"):format(path, row.doc, rows.expected(row), default)
     end
   end

@@ -43,6 +43,8 @@ DEVICE void help(Helper &c, const Task &t)
 for (int n = 0; n < NMK_COLUMNS; n++)
     for (int i = t.tile * 16; active(vm, n) && i < (t.tile + t.tiles) * 16; i++) {
         const int at = n * t.width + i;
-        if (t.is_bf16) ((uint16_t *)buffer(vm, t.out))[at] = bf16_round(apply(bf16_value(((uint16_t *)buffer(vm, t.in))[at])));
-        else ((float *)buffer(vm, t.out))[at] = apply(((float *)buffer(vm, t.in))[at]);
+        const void *in = buffer(vm, t.in);
+        void *out = buffer(vm, t.out);
+        if (t.is_bf16) ((uint16_t *)out)[at] = bf16_round(apply(bf16_value(((const uint16_t *)in)[at])));
+        else ((float *)out)[at] = apply(((const float *)in)[at]);
     }

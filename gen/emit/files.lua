@@ -4,6 +4,7 @@ local encode = require("encode")
 local encoder = require("emit.encoder")
 local host = require("host")
 local megakernel = require("emit.megakernel")
+local op_tests = require("emit.op_tests")
 local refvm = require("emit.refvm")
 local writer = require("emit.writer")
 
@@ -29,6 +30,7 @@ function M.all(g)
     { name = "abi.h", text = header },
     { name = "encoder.c", text = encoder.text(ctx) },
     { name = "refvm.c", text = refvm.text(ctx) },
+    { name = "op_tests.h", text = op_tests.text(ctx) },
   }
 end
 

@@ -23,7 +23,7 @@
 --   config(m)           what a checkpoint's config.json must say: { path, or_path, value, required }
 --                       null counts as absent; an absent value is a mistake only where required;
 --                       or_path: another place where the same fact may stand
---   insert(m)           optional: what every model of the family inserts, as `insert:` of a spec: { op, value, layers, with }
+--   insert(m)           optional: what every model of the family inserts, as a spec does: { op, value, layers, with }
 local M = {}
 
 M.name = "cohere2_moe"
