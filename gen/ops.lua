@@ -65,6 +65,8 @@ local WAIT_ORDER = { "compute", "help", "store" }
 
 local TYPES = { i32 = true, f32 = true }
 local DATA_TYPES = { bf16 = true, f32 = true, i32 = true, u64 = true, number = true } -- number: bf16 or f32
+-- Opcodes are bits of 32-bit words in the kernel, and 0 ends a list.
+local MOST = 31
 local POINT_TYPES = { f32 = true }
 local TOLERANCE = 1e-5
 
@@ -787,6 +789,9 @@ function M.load(root, diag)
       op.opcode = #registry.list
       registry.by_name[op.name] = op
     end
+  end
+  if #registry.list > MOST then
+    diag:error(nil, "templates/ops: %d ops, but a set of opcodes in the kernel has room for %d", #registry.list, MOST)
   end
   check_sleepers(registry, diag)
   check_points(registry, diag)

@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
     }
     if (!rc) rc = nmk_engine_read(g, "raw_logits", logits, 0, NMK_VOCAB * sizeof *logits, &e);
     if (rc) fprintf(stderr, "%s: %s\n", argv[0], e.text);
-    for (int i = 0; !rc && i < NMK_VOCAB; i++) printf("%.9g\n", (double)logits[i]);
+    for (int i = 0; !rc && i < NMK_VOCAB; i++) printf("%.17g\n", (double)logits[i]);
     nmk_engine_close(g);
     free(logits);
     return rc != 0;

@@ -35,11 +35,6 @@ why=$(paste "$out/plain" "$out/capped" | awk '
           printf "%d logits, largest error %g, largest change %g", NR, most, changed }')
 result "readme: the model has the toy's logits, capped" $([ -z "$why" ] && echo 1) "$why: $(head -n 3 "$out/capped" | xargs)"
 
-if [ -z "$(build/nmc-toy/nmk-compile --no-cache "$tree/build/softcap-toy/megakernel.cu" 2>&1 >"$out/compiled")" ]; then
-  result "readme: the model's kernel compiles without spills" \
-    $(grep -q 'spills 0 bytes stored 0 loaded' "$out/compiled" && echo 1) "$(cat "$out/compiled")"
-else
-  echo "skip - readme: the model's kernel: no NVRTC"
-fi
+compiles "readme: the model's kernel compiles without spills" "$tree/build/softcap-toy/megakernel.cu"
 rm -rf "$tree"
 exit $failed
