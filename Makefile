@@ -7,6 +7,7 @@
 #   make golden  rewrite tests/golden (read the diff)
 #   make gpu     what tests/gpu/run and the benchmarks need on a machine with a GPU; make test-gpu runs the tests too
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
+#   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
 #   make lint    luacheck, clang-format
 #   make bench   the benchmarks alone
 #   make deps    install the Debian packages that are missing; deps-build: without those of tests and demo
@@ -23,6 +24,8 @@ TINY_MODELS := $(patsubst tests/models/%.yaml,%,$(wildcard tests/models/*.yaml))
 # GPU_MODELS that every `make test` looks at: shapes of attention that no shipped model has.
 SHAPES := $(filter heads-% normed-%,$(GPU_MODELS))
 TOY    := nmc-toy
+# make test-op OP=NAME: the toy with the op inserted as its file says.
+OP_MODEL := $(if $(OP),op-$(OP))
 
 BUILD_PACKAGES := gcc libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
     node-llhttp
@@ -176,16 +179,17 @@ $(TEST_ROOT)/.made: tests/gpu/specs/family.lua $(wildcard specs/families/*.lua s
 	@touch $@
 
 # What nmkgen writes.  A file that comes out as it was keeps its time, so that nothing is compiled again for it.
-EMITTED := megakernel.cu abi.h encoder.c refvm.c plan.txt
+EMITTED := megakernel.cu abi.h encoder.c refvm.c op_tests.h plan.txt
 
-# $(call model,M): build/M/ = what nmkgen emits + libnmk.a + nmk-run, nmk-compile, nmk-serve + bench-*.
+# $(call model,M,SPEC,FLAGS): build/M/ = what nmkgen emits + libnmk.a + nmk-run, nmk-compile, nmk-serve + bench-*.
 define model
-build/$(1)/.generated: $(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml tests/models/$(1).yaml) $(GEN_INPUTS) \
+build/$(1)/.generated: $(or $(2),$(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml tests/models/$(1).yaml)) \
+    $(GEN_INPUTS) \
     $(if $(filter normed-%,$(1)),$(TEST_ROOT)/.made)
 	@mkdir -p $$(@D)
 	@echo "  nmkgen $$<"
 	@mkdir -p build/$(1)/.old; cp -p $(EMITTED:%=build/$(1)/%) build/$(1)/.old 2>/dev/null || true
-	@$(if $(filter normed-%,$(1)),NMK_ROOT=$(TEST_ROOT)) build/nmkgen $$< -o build/$(1)
+	@$(if $(filter normed-%,$(1)),NMK_ROOT=$(TEST_ROOT)) build/nmkgen $$< $(3) -o build/$(1)
 	@cd build/$(1) && for f in $(EMITTED); do ! cmp -s .old/$$$$f $$$$f || mv .old/$$$$f $$$$f; done
 	@touch $$@
 
@@ -251,6 +255,12 @@ build/tests/$(1)/server/%: build/$(1)/tests/server/%.o build/libserver.a build/$
 
 build/$(1)/tests/server/%.o: $(1)_COMPILE += -Iserver -isystem /usr/share/include/llhttp
 
+# Has the CPU machine in itself and needs nothing of the runtime.
+build/tests/$(1)/ops/cases: build/$(1)/tests/ops/cases.o build/$(1)/obj/encoder.o
+	@mkdir -p $$(@D)
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ -lpthread -lm
+
 build/tests/$(1)/%: build/$(1)/tests/%.o build/$(1)/libnmk.a
 	@mkdir -p $$(@D)
 	@echo "  link  $$@"
@@ -279,6 +289,17 @@ $(foreach m,$(BUILT),$(eval $(call shipped,$(m))))
 all: $(MODELS:%=build/%/.generated)
 
 TINY_TESTS := $(TINY_MODELS:%=build/tests/%/models/golden)
+$(foreach m,$(OP_MODEL),$(eval $(call model,$(m),specs/$(TOY).yaml,--try $(OP))))
+
+.PHONY: test-op
+test-op: $(if $(OP),build/tests/$(OP_MODEL)/ops/cases build/$(TOY)/nmk-compile)
+	@$(if $(OP),,echo "make test-op OP=NAME: which op?"; exit 2)
+	@build/tests/$(OP_MODEL)/ops/cases $(OP)
+	@log=build/$(OP_MODEL)/compile.log; \
+	if build/$(TOY)/nmk-compile build/$(OP_MODEL)/megakernel.cu >$$log 2>&1; then \
+	    echo "ok - op $(OP): the kernel compiles: $$(grep -o '[0-9]* registers, spills [0-9]* bytes' $$log)"; \
+	elif grep -q libnvrtc $$log; then echo "skip - op $(OP): the kernel compiles: no NVRTC"; \
+	else cat $$log; echo "not ok - op $(OP): the kernel compiles"; exit 1; fi
 
 # Everything that runs on the machine with the GPU.
 .PHONY: gpu test-gpu
@@ -294,7 +315,8 @@ bench:
 # ---------------------------------------------------------------- tests
 
 # Tests in C run on the toy; those in tests/gpu are built for every model and skip themselves without a GPU.
-C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.c tests/ops/*.c tests/server/*.c))
+C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.c tests/ops/*.c tests/server/*.c \
+    tests/readme/*.c))
 
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # The one test that needs the shape of the large model.

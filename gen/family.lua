@@ -22,12 +22,13 @@ local FAMILY = {
   { "rules", "table" }, { "waves", "table" }, { "layer", "function" }, { "values", "function" },
   { "buffers", "function" }, { "front", "function" }, { "block", "function" }, { "back", "function" },
   { "arrays", "function" }, { "tensors", "function" }, { "rope", "function" }, { "config", "function" },
-  { "residuals", "integer", optional = true },
+  { "residuals", "integer", optional = true }, { "insert", "function", optional = true },
 }
 
 -- What a family's functions give: { key, type, optional = true where it may be left out, choices = }.
 local RECORDS = {
-  buffers = { { "name", "string" }, { "bytes", "integer" }, { "extent", "integer" } },
+  buffers = { { "name", "string" }, { "bytes", "integer" }, { "extent", "integer" },
+    { "width", "integer", optional = true } },
   node = {
     { "op", "string" }, { "tiles", "integer", optional = true }, { "units", "integer", optional = true },
     { "fields", "table", optional = true }, { "weights", "table", optional = true },
@@ -42,6 +43,10 @@ local RECORDS = {
     { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },
     { "rows", "integer" }, { "cols", "integer" }, { "dims", "integer" }, { "array", "string" }, { "row0", "integer" },
     { "twin", "boolean", optional = true },
+  },
+  insert = {
+    { "op", "string" }, { "value", "string" }, { "layers", "any", optional = true },
+    { "with", "table", optional = true },
   },
   config = {
     { "path", "string" }, { "or_path", "string", optional = true }, { "value", "any" }, { "required", "boolean" },
@@ -432,6 +437,7 @@ function M.check(m, family, diag)
     end
   end
   records("buffers", RECORDS.buffers)
+  if family.insert then records("insert", RECORDS.insert) end
   check_rope(call("rope", m), m.shape.head_dim, family.at("rope"), diag)
   check_config(records("config", RECORDS.config) or {})
 end

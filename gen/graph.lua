@@ -17,7 +17,10 @@
 --   g.used     [op] = true where a node has it
 --   g.tickets  tickets of a step: a layer's nodes that claim have one each; g.claim_units: most units of such a node
 --   g.params   [op] = { name = value }
+--   g.points   [point] = { { op = registry entry, params } ... }: what is inserted there, in order
+--   g.values   what a spec's `insert:` may name, see insert.lua
 --   g.arrays   packed weight arrays, g.array[name] likewise; g.tensors: where each checkpoint tensor goes
+local insert = require("insert")
 local ops = require("ops")
 
 local M = {}
@@ -65,10 +68,11 @@ local function claim_units(g)
 end
 
 -- An op's parameters; nil where the family lacks a value and nobody uses the op.
-local function op_params(op, values, used, diag)
+local function op_params(op, values, inserted, used, diag)
   local params, pos = {}, { file = op.file, line = 1, col = 1 }
   for _, param in ipairs(op.params) do
-    local value = values[param.name]
+    local value = inserted and inserted[param.name]
+    if value == nil then value = values[param.name] end
     if value == nil then
       if used then diag:error(pos, "parameter '%s': the family has no such value", param.name) end
       return nil
@@ -128,6 +132,8 @@ function M.build(model, registry, diag)
     bases[#bases + 1] = buffer.name
     bases[buffer.name] = buffer
   end
+  local values = family.values(model)
+  local inserts = insert.new(model, registry, bases, values, diag)
 
   -- A node is called by its op; another one of that op by its wave, or with a number where it has none.
   local function name_of(prefix, node, wave)
@@ -151,7 +157,9 @@ function M.build(model, registry, diag)
     end
     local bind = {}
     for _, formal in ipairs(op.buffers) do
-      local actual, base = actual_name(formal, layer, slot, reuse)
+      local alias = node.alias and node.alias[formal]
+      local actual, base = actual_name(alias and alias.value or formal, layer, slot, reuse)
+      actual = actual .. (alias and alias.suffix or "")
       if not bases[base] then
         diag:error({ file = op.file, line = 1, col = 1 }, "buffer '%s': the family has no such buffer", formal)
       elseif not g.buffer[actual] then
@@ -171,7 +179,7 @@ function M.build(model, registry, diag)
   -- Waves one after the other. before: the additions to the residual before them.
   local function add(waves, layer, before)
     local passes = {}           -- [node of the family] = its nodes here
-    for _, part in ipairs(with_passes(waves, registry, g.sms)) do
+    for _, part in ipairs(with_passes(inserts:section(waves, layer), registry, g.sms)) do
       local earlier = passes[part.node]
       local n = add_pass(part, layer, before + (part.node.residual or 0), earlier)
       if n then
@@ -198,6 +206,7 @@ function M.build(model, registry, diag)
     add(waves, layer, layer * residuals)
   end
   add(unnamed(family.back(model)), -1, layers * residuals)
+  inserts:finish()
 
   -- In the order of the family's list, then of first use.
   local rank = {}
@@ -211,8 +220,10 @@ function M.build(model, registry, diag)
   local used = {}
   for _, node in ipairs(g.nodes) do used[node.op] = true end
   local values = with_claims(family.values(model), schedule.claim, layers)
-  for _, op in ipairs(registry.list) do g.params[op.name] = op_params(op, values, used[op.name], diag) end
-  g.used, g.claim_units = used, claim_units(g)
+  for _, op in ipairs(registry.list) do
+    g.params[op.name] = op_params(op, values, inserts.params[op.name], used[op.name], diag)
+  end
+  g.used, g.points, g.values, g.claim_units = used, inserts.points, inserts.all, claim_units(g)
   g.tickets = schedule.claim.attention ~= "static" and 2 * layers or layers
 
   g.arrays, g.array, g.tensors = family.arrays(model), {}, family.tensors(model)

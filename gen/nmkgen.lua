@@ -8,7 +8,9 @@ local estimate = require("estimate")
 local files = require("emit.files")
 local graph = require("graph")
 local host = require("host")
+local insert = require("insert")
 local memory = require("memory")
+local new_op = require("new_op")
 local ops = require("ops")
 local plan = require("plan")
 local schedule = require("schedule")
@@ -31,11 +33,14 @@ nmkgen check MODEL.yaml      the same proofs, nothing written
 nmkgen plan MODEL.yaml       waves, tasks, counters, bytes and the bound, as text
 nmkgen ops                   the opcodes with their descriptor fields
 nmkgen keys                  the keys of a model spec
+nmkgen new-op NAME           a new opcode to begin with: templates/ops/NAME.cu, with tests that pass
 
   -o, --output DIR           where to write
   -t, --target NAME          another target than the spec's: a file of specs/targets
   --set KEY=VALUE            a key of the schedule, such as split.chunks_max=16; may be repeated
   --untuned                  as if there were no MODEL.tuning.yaml
+  --like KIND                of a new op: elementwise (default), a function of one number, or task, all by hand
+  --try OP                   insert the op as its table says, for its tests, where the model lacks it
   --estimate                 plan: how long a step takes, by the target's timing
 
 tune:
@@ -65,6 +70,8 @@ end
 local function build(path, opts, diag)
   local model = load(path, opts, diag)
   local registry = ops.load(host.root, diag)
+  diag:stop()
+  if opts.try then insert.try(model, registry, opts.try, diag) end
   diag:stop()
   local g = graph.build(model, registry, diag)
   diag:stop()
@@ -163,6 +170,19 @@ function COMMANDS.keys(_, _, diag)
   io.write(text)
 end
 
+COMMANDS["new-op"] = function(name, opts, diag)
+  local registry = ops.load(host.root, diag)
+  diag:stop()
+  local path, called, text = new_op.scaffold(name, opts, registry, diag)
+  diag:stop()
+  local ok, why = host.write({ { path = path, text = text } })
+  if not ok then
+    diag:error(nil, "cannot write %s", why)
+    diag:stop()
+  end
+  print(("%s: an op that passes its tests; make test-op OP=%s runs them"):format(called, name))
+end
+
 -- For tests that need module yaml or host: runs a Lua file with the rest of the command line.
 function COMMANDS.lua(path, opts)
   rawset(_G, "arg", opts.rest)
@@ -171,23 +191,25 @@ end
 
 -- ---------------------------------------------------------------- the command line
 
--- Commands that take a spec; the others take nothing.
-local NAMES = { "variant", "tune", "check", "plan", "ops", "keys" }
+-- Commands that take a spec; the others take nothing, or what TAKES says.
+local NAMES = { "variant", "tune", "check", "plan", "ops", "keys", "new-op" }
 local TAKES_SPEC = { generate = true, variant = true, tune = true, check = true, plan = true }
-local WRITES = { generate = true, variant = true, tune = true }
+local TAKES = { ["new-op"] = "a NAME" }
+local WRITES = { generate = true, variant = true, tune = true, ["new-op"] = true }
 -- Flag -> option that takes its argument, or true.
 local FLAGS = {
   ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target", ["--set"] = "set",
   ["--bench"] = "bench", ["--budget"] = "budget", ["--batch"] = "batch", ["--context"] = "context",
-  ["--seed"] = "seed", ["--estimate-only"] = true, ["--write-estimate"] = true, ["--estimate"] = true,
+  ["--seed"] = "seed", ["--like"] = "like", ["--try"] = "try", ["--estimate-only"] = true,
+  ["--write-estimate"] = true, ["--estimate"] = true,
   ["--untuned"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
 local LONG_FLAGS = { "--output", "--target", "--set", "--untuned", "--estimate", "--bench", "--budget", "--batch",
-  "--context", "--seed", "--estimate-only", "--write-estimate", "--help", "--version" }
+  "--context", "--seed", "--like", "--try", "--estimate-only", "--write-estimate", "--help", "--version" }
 -- Options that one command alone has.
 local OWN = {
   bench = "tune", budget = "tune", batch = "tune", context = "tune", seed = "tune", ["estimate-only"] = "tune",
-  ["write-estimate"] = "tune", estimate = "plan",
+  ["write-estimate"] = "tune", estimate = "plan", like = "new-op",
 }
 
 local function wrong_use(fmt, ...)
@@ -268,9 +290,9 @@ local function dispatch(args, diag)
     return
   end
   local command, rest = command_of(words)
-  local takes = TAKES_SPEC[command] and 1 or 0
+  local takes = (TAKES_SPEC[command] or TAKES[command]) and 1 or 0
   if #rest > takes then wrong_use("'%s' is one word too many", rest[takes + 1]) end
-  if #rest < takes then wrong_use("%s needs a MODEL.yaml", command) end
+  if #rest < takes then wrong_use("%s needs %s", command, TAKES[command] or "a MODEL.yaml") end
   if opts.output and not WRITES[command] then wrong_use("%s writes no files: -o has no meaning", command) end
   for _, flag in ipairs(LONG_FLAGS) do
     local owner = OWN[flag:sub(3)]
@@ -280,10 +302,11 @@ local function dispatch(args, diag)
     wrong_use("tune begins with the spec as it is: --set and --untuned have no meaning")
   end
   if command == "variant" and not opts.output then wrong_use("variant needs -o DIR") end
-  if (opts.sets or opts.untuned) and takes == 0 then
+  if (opts.sets or opts.untuned) and not TAKES_SPEC[command] then
     wrong_use("%s has no schedule: --set and --untuned have no meaning", command)
   end
-  if opts.target and takes == 0 then wrong_use("%s has no target: -t has no meaning", command) end
+  if opts.target and not TAKES_SPEC[command] then wrong_use("%s has no target: -t has no meaning", command) end
+  if opts.try and not TAKES_SPEC[command] then wrong_use("%s has no model: --try has no meaning", command) end
   COMMANDS[command](rest[1], opts, diag)
 end
 

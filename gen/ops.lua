@@ -21,6 +21,11 @@
 --                            else they wait for nothing, touch nothing and signal at once
 --   op.idle                  a spread op of which SMs without a tile have a task too: they write what they have to say
 --   op.eased                 its weights stream with one stage less in flight
+--   op.inline                { device, reference }: the function apply(x) of an op that can be inserted where a value
+--                            is in registers; nil of all others
+--   op.points                { name =, type = }: where its own code lets such ops in, by calling at_NAME(x)
+--   op.tests                 { name =, tolerance =, line =, text = }: the bodies of its //@test sections
+--   op.try                   { value =, with = }: how tests insert it into a model that lacks it
 --   op.wait, op.signal       the role that waits; the one that signals, nil where nothing is written that others await
 --   op.arrivals              arrivals at the op's counter per task
 --   op.eval_cost(env)        bytes one task streams
@@ -29,6 +34,8 @@ local diagnostics = require("diag")
 local M = {}
 
 M.ROLES = { "load", "compute", "store", "help" }
+-- Sections of device code: those of the roles, and the function that other ops call.
+local SECTIONS = { "load", "compute", "store", "help", "inline" }
 M.FIRST_WORD, M.WORDS = 8, 32
 M.HEADER = { "opcode", "node", "wait_a", "arrivals_a", "wait_b", "arrivals_b", "signal", "local" }
 --- Where a word of the header is in a task's words, as Lua counts.
@@ -38,10 +45,18 @@ for i, name in ipairs(M.HEADER) do M.AT[name] = i end
 -- How units of work whose number only run time knows come to SMs: all by number; all but the last rounds, those by
 -- ticket; all by ticket; those of full layers by ticket. In C NMK_CLAIM_STATIC and so on, numbered from 0.
 M.CLAIMS = { "static", "tail", "queue", "full" }
+
+--- What an op that a spec inserts calls the value that it is inserted behind, and what it makes of it; without `out` it
+--- changes `in` itself.
+M.IN, M.OUT = "in", "out"
+
 -- Roles that may write global memory, with their warps: each signals after its last store.
 M.SIGNALS = { store = 2, help = 1 }
 -- What a shared pipeline (templates/prelude.cuh) supplies where the op has no section of its own.
-local PIPELINES = { gemm_x = { load = true, compute = true }, row_tile = {} }
+local PIPELINES = { gemm_x = { load = true, compute = true }, row_tile = {}, elementwise = {} }
+-- Pipelines that are op files of their own: all but what the op must say itself comes from there.
+local BASES = { elementwise = "templates/elementwise.cu" }
+local BASED = { "tile", "task", "reads", "writes", "cost", "wait", "claim", "eased", "optional" }
 -- Fields that a way of dealing tiles fills in.
 local TILES = {
   spread = { "tile", "tiles" },
@@ -55,7 +70,11 @@ local AMBIENT = { "sm", "sms", "columns" }
 local WAIT_ORDER = { "compute", "help", "store" }
 
 local TYPES = { i32 = true, f32 = true }
-local DATA_TYPES = { bf16 = true, f32 = true, i32 = true, u64 = true }
+local DATA_TYPES = { bf16 = true, f32 = true, i32 = true, u64 = true, number = true } -- number: bf16 or f32
+-- Opcodes are bits of 32-bit words in the kernel, and 0 ends a list.
+local MOST = 31
+local POINT_TYPES = { f32 = true }
+local TOLERANCE = 1e-5
 
 -- The string keys of a table, sorted.
 local function keys_of(set)
@@ -332,9 +351,24 @@ function File:read_regions(way, list, known, op)
   return regions
 end
 
+--- The first line of a test: //@test NAME, or //@test tolerance=1e-3 NAME.
+function File:read_test(pos, words)
+  local test = { tolerance = TOLERANCE, name = table.concat(words, " ", 2) }
+  local bound = words[2] and words[2]:match("^tolerance=(.*)$")
+  if bound then
+    test.tolerance, test.name = tonumber(bound), table.concat(words, " ", 3)
+    if not test.tolerance or test.tolerance < 0 or test.tolerance > 1 then
+      self:error(pos, "//@test: tolerance '%s' is not a number from 0 to 1", bound)
+    end
+  end
+  if test.name == "" then self:error(pos, "//@test: say in a few words what is tested: //@test tolerance=1e-5 NAME") end
+  return test
+end
+
 --- Splits what follows the table into sections.
 function File:read_sections(from)
   local device, reference = {}, nil
+  local tests = {}
   local current
   local line = self:line_of(from)
   for text in (self.text:sub(from) .. "\n"):gmatch("(.-)\n") do
@@ -345,7 +379,7 @@ function File:read_sections(from)
       for word in mark:gmatch("%S+") do
         words[#words + 1] = word
       end
-      current = { line = line + 1, lines = {} }
+      current = { line = line + 1, lines = {}, file = self.name }
       if words[1] == "reference" and #words == 1 then
         if reference then
           self:error(pos, "a second //@reference")
@@ -353,8 +387,8 @@ function File:read_sections(from)
         reference = current
       elseif words[1] == "device" and #words >= 2 and #words <= 3 then
         local role, variant = words[2], words[3] or ""
-        if not set_of(M.ROLES)[role] then
-          self:error(pos, "//@device: unknown role '%s'%s", role, diagnostics.hint(role, M.ROLES))
+        if not set_of(SECTIONS)[role] then
+          self:error(pos, "//@device: unknown role '%s'%s", role, diagnostics.hint(role, SECTIONS))
         else
           device[role] = device[role] or {}
           if device[role][variant] then
@@ -363,8 +397,11 @@ function File:read_sections(from)
             device[role][variant] = current
           end
         end
+      elseif words[1] == "test" then
+        current.test = self:read_test(pos, words)
+        tests[#tests + 1] = current
       else
-        self:error(pos, "unknown section '//@%s'; expected //@device ROLE or //@reference", mark)
+        self:error(pos, "unknown section '//@%s'; expected //@device ROLE, //@reference or //@test NAME", mark)
       end
     elseif current then
       current.lines[#current.lines + 1] = text
@@ -380,7 +417,7 @@ function File:read_sections(from)
     section.text = #section.lines > 0 and table.concat(section.lines, "\n") .. "\n" or ""
     section.lines = nil
   end
-  for _, role in ipairs(M.ROLES) do
+  for _, role in ipairs(SECTIONS) do
     for _, variant in ipairs(keys_of(device[role] or {})) do
       finish(device[role][variant])
     end
@@ -388,15 +425,83 @@ function File:read_sections(from)
   if reference then
     finish(reference)
   end
-  return device, reference
+  for i, section in ipairs(tests) do
+    finish(section)
+    local test = section.test
+    tests[i] = { name = test.name, tolerance = test.tolerance, line = section.line, text = section.text }
+    if section.text == "" then
+      self:error({ file = self.name, line = section.line - 1, col = 1 }, "//@test '%s' is empty", test.name)
+    end
+  end
+  return device, reference, tests
 end
 
 local OP = {
-  name = "string", summary = "string", pipeline = "string", claim = "string", eased = "boolean",
-  optional = "boolean", idle = "boolean", params = "table",
+  name = "string", summary = "string", pipeline = "string", points = "table", try = "table",
+  claim = "string", eased = "boolean", optional = "boolean", idle = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
 local OP_REQUIRED = { "name", "summary", "tile", "cost" }
+
+local TRY = { value = "string", with = "table" }
+
+--- How tests insert the op: { value =, with = }.
+function File:read_try(try)
+  if not try then return nil end
+  self:enter("try")
+  self:check_keys("try", try, TRY, { "value" })
+  for name, value in pairs(try.with or {}) do
+    if type(name) ~= "string" or type(value) ~= "number" then
+      self:error(nil, "try: with: expected { name = number, ... }")
+    end
+  end
+  try.line = self:key("try").line
+  self:enter()
+  return try
+end
+
+--- The places in registers where ops may be inserted.
+function File:read_points(list)
+  local points = {}
+  self:enter("points")
+  for i, entry in ipairs(list or {}) do
+    if type(entry) ~= "table" or not is_name(entry[1]) or not POINT_TYPES[entry[2]] or entry[3] ~= nil then
+      self:error(nil, "points entry %d: expected { \"name\", \"f32\" } with a lower-case name", i)
+    else
+      points[#points + 1] = { name = entry[1], type = entry[2] }
+    end
+  end
+  self:enter()
+  return points
+end
+
+--- What an op takes from the file that is its pipeline: the rest of the table, and the sections that call its apply().
+function File:read_base(raw, device, reference)
+  local path = BASES[raw.pipeline]
+  for _, key in ipairs(BASED) do
+    if raw[key] ~= nil then
+      self:error(self:key(key), "'%s' is the pipeline's: leave it out, or leave out pipeline = \"%s\"", key,
+        raw.pipeline)
+    end
+  end
+  for _, role in ipairs(M.ROLES) do
+    if device[role] then
+      self:error(nil, "//@device %s: the pipeline %s supplies it; expected //@device inline", role, raw.pipeline)
+    end
+  end
+  local text = self.read_file and self.read_file(path)
+  if not text then
+    self:error(self:key("pipeline"), "pipeline '%s': %s cannot be read", raw.pipeline, path)
+    return device, reference
+  end
+  local base = setmetatable({ name = path, text = text, diag = self.diag }, File)
+  local table_of_base, rest = base:read_table()
+  if not table_of_base then return device, reference end
+  for _, key in ipairs(BASED) do raw[key] = table_of_base[key] end
+  local base_device, base_reference = base:read_sections(rest)
+  for _, role in ipairs(M.ROLES) do device[role] = base_device[role] end
+  return device, base_reference
+end
 
 --- The table's text compiled in an empty environment; newlines in front keep the file's own line numbers.
 function File:read_table()
@@ -523,6 +628,19 @@ function File:read()
   if not raw then
     return nil
   end
+  local device, reference, tests = self:read_sections(rest)
+  local inline = device.inline and device.inline[""]
+  if inline then
+    inline = { device = inline, reference = reference }
+    device.inline = nil
+  end
+  if BASES[raw.pipeline] then
+    if not inline then self:error(nil, "pipeline '%s' needs a section //@device inline", raw.pipeline) end
+    device, reference = self:read_base(raw, device, reference)
+  elseif inline then
+    self:error({ file = self.name, line = inline.device.line - 1, col = 1 },
+      "//@device inline needs pipeline = \"elementwise\"")
+  end
   self:check_keys("op", raw, OP, OP_REQUIRED)
   local stem = self.name:match("([^/]*)%.cu$")
   if raw.name and raw.name ~= stem then
@@ -531,7 +649,8 @@ function File:read()
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
     eased = raw.eased or false, optional = raw.optional or false, idle = raw.idle or false, tile = raw.tile or "",
-    wait = raw.wait, reads = {}, writes = {},
+    wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
+    points = self:read_points(raw.points), try = self:read_try(raw.try),
   }
   if op.pipeline and not PIPELINES[op.pipeline] then
     self:error(self:key("pipeline"), "unknown pipeline '%s'%s", op.pipeline,
@@ -551,7 +670,6 @@ function File:read()
     self:error(self:key("claim"), "claim \"schedule\": no parameter claim_KEY says by which of its keys")
   end
   op.task = self:read_fields("task", raw.task, taken)
-  local device, reference = self:read_sections(rest)
   self:derive_roles(op, device)
   op.reference = reference
   if op.optional and (op.roles.load or op.roles.compute or op.roles.store) then
@@ -560,10 +678,11 @@ function File:read()
   if op.idle and op.tile ~= "spread" then
     self:error(self:key("idle"), "idle: only a spread op can have tasks without a tile")
   end
-  if not reference then
+  local plain = inline and inline.reference or reference
+  if not reference or inline and not inline.reference then
     self:error(nil, "no //@reference section")
-  elseif reference.text == "" then
-    self:error({ file = self.name, line = reference.line - 1, col = 1 }, "//@reference is empty")
+  elseif plain.text == "" then
+    self:error({ file = self.name, line = plain.line - 1, col = 1 }, "//@reference is empty")
   end
   local known = {}
   for _, field in ipairs(op.params) do
@@ -586,9 +705,9 @@ function File:read()
   return op
 end
 
---- Reads one op file given as text; `name` is how messages call it.
-function M.parse(name, text, diag)
-  local file = setmetatable({ name = name, text = text, diag = diag }, File)
+--- Reads one op file given as text; `name` is how messages call it. read_file: a file below the root, for pipelines.
+function M.parse(name, text, diag, read_file)
+  local file = setmetatable({ name = name, text = text, diag = diag, read_file = read_file }, File)
   return file:read()
 end
 
@@ -652,7 +771,23 @@ local function check_sleepers(registry, diag)
   end
 end
 
---- Requires: nothing. Leaves: the registry of all op files below root; mistakes in diag.
+-- A point names one place.
+local function check_points(registry, diag)
+  registry.point = {}
+  for _, op in ipairs(registry.list) do
+    for _, point in ipairs(op.points) do
+      local other = registry.point[point.name]
+      if other then
+        diag:error({ file = op.file, line = 1, col = 1 }, "points: '%s' is a point of op '%s' too", point.name,
+          other.name)
+      end
+      registry.point[point.name] = op
+    end
+  end
+end
+
+--- Requires: nothing. Leaves: the registry of all op files below root, registry.point[name] = the op that has it;
+--- mistakes in diag.
 function M.load(root, diag)
   local files = file_access()
   local registry = { list = {}, by_name = {} }
@@ -666,7 +801,9 @@ function M.load(root, diag)
     local text, why = files.read(root .. "/" .. shown)
     local op
     if text then
-      op = M.parse(shown, text, diag)
+      op = M.parse(shown, text, diag, function(path)
+        return files.read(root .. "/" .. path)
+      end)
     else
       diag:error({ file = shown, line = 1, col = 1 }, "cannot read it: %s", why)
     end
@@ -676,7 +813,11 @@ function M.load(root, diag)
       registry.by_name[op.name] = op
     end
   end
+  if #registry.list > MOST then
+    diag:error(nil, "templates/ops: %d ops, but a set of opcodes in the kernel has room for %d", #registry.list, MOST)
+  end
   check_sleepers(registry, diag)
+  check_points(registry, diag)
   return registry
 end
 
@@ -724,6 +865,12 @@ function M.table(registry)
       line("  params   %s", table.concat(params, ", "))
     end
     line("  roles    %s", table.concat(roles, ", "))
+    if op.inline then
+      line("  inline   at points of other ops too")
+    end
+    for _, point in ipairs(op.points) do
+      line("  point    %s %s", point.name, point.type)
+    end
     line("  waits    in %s", op.wait)
     if op.optional then
       line("  sleeps   unless a column wants it")
@@ -736,6 +883,9 @@ function M.table(registry)
     end
     for _, region in ipairs(op.writes) do
       line("  writes   %s", region_text(region))
+    end
+    for _, test in ipairs(op.tests) do
+      line("  test     %s", test.name)
     end
   end
   return table.concat(out, "\n") .. "\n"

@@ -225,6 +225,24 @@ local function places(w, g)
   end
 end
 
+-- What `insert:` of a spec may name, and what is inserted.
+local function values(w, g)
+  w:line("")
+  w:line("Values behind which a spec can insert an op: type, elements of a column's row; who writes, who reads")
+  w:line("")
+  for _, value in ipairs(g.values) do
+    if value.point then
+      w:line("%-14s %-5s %8s   in registers of %s", value.name, value.type, "", value.point)
+    else
+      w:line("%-14s %-5s %8s   %s; %s", value.name, value.type, value.width and ("%d"):format(value.width) or "-",
+        #value.writes > 0 and table.concat(value.writes, ", ") or "-", table.concat(value.reads, ", "))
+    end
+  end
+  for _, name in ipairs(writer.sorted(g.points)) do
+    for _, one in ipairs(g.points[name]) do w:line("inserted at %s: %s", name, one.op.name) end
+  end
+end
+
 local function lists(w, g, stats)
   local least, most, total = math.maxinteger, 0, 0
   for sm = 0, g.sms - 1 do
@@ -271,6 +289,7 @@ function M.text(g, stats)
   traffic(w, g)
   waves(w, g)
   places(w, g)
+  values(w, g)
   return w:text()
 end
 

@@ -1,10 +1,14 @@
 -- YAML read by tables of rows: which keys a map may have, their types, ranges and defaults.
 --
--- A row is { key, type, min =, max =, default =, doc = }; without a default the key is required.  Types:
+-- A row is { key, type, min =, max =, default =, doc = }; without a default the key is required, unless it is optional
+-- and then may be nil.  Types:
 --   int, number, bool   plain scalars            word    a name: letters, digits, . _ -; with choices =, one of them
 --   map, shape          `keys` are its rows      ints    one int, or 8 of them
 --   choice              one of `choices`         numbers a list of numbers
 --   order               a list of all waves (reader.waves)
+--   maps                a list of maps, `keys` are the rows of each; at[key] of a map is the place of a key
+--   layers              all, outside, or a list of layers    } places[key] of the map around has the place of each part
+--   values              a map of numbers by any names        }
 -- A mistake is reported at its place, and the reading goes on.
 local diags = require("diag")
 
@@ -206,6 +210,67 @@ function TYPES.map.read(reader, node, path, row)
   return reader:map(node, path, row.keys)
 end
 
+TYPES.maps = { text = function() return "a list of maps" end }
+
+function TYPES.maps.read(reader, node, path, row)
+  local n = 0
+  return reader:list(node, path, row, function(item)
+    n = n + 1
+    local called = ("%s[%d]"):format(path, n)
+    local map = reader:map(item, called, row.keys)
+    if map then
+      map.at, map.places = {}, {}
+      for _, key in ipairs(row.keys) do
+        map.at[key[1]], map.places[key[1]] = reader.pos[M.path(called, key[1])], reader.places[M.path(called, key[1])]
+      end
+    end
+    return map
+  end)
+end
+
+TYPES.layers = { text = function() return "all, outside, or a list of layers" end }
+
+function TYPES.layers.read(reader, node, path, row)
+  if node.kind == "scalar" and (node.value == "all" or node.value == "outside") then return node.value end
+  local places = {}
+  local list = reader:list(node, path, row, function(item)
+    local layer = int(item, { min = 0, max = 4095 })
+    if not layer then reader:error(item, path, "expected the number of a layer, got %s", shown(item)) end
+    places[#places + 1] = item
+    return layer
+  end)
+  if list and #list == 0 then
+    reader:error(node, path, "expected %s, got an empty list", M.expected(row))
+    return nil
+  end
+  reader.places[path] = places
+  return list
+end
+
+TYPES.values = { text = function() return "a map of numbers" end }
+
+function TYPES.values.read(reader, node, path, row)
+  if node.kind ~= "map" then
+    reader:error(node, path, "expected %s, got %s", M.expected(row), shown(node))
+    return nil
+  end
+  local values, places = {}, {}
+  for _, item in ipairs(node.items) do
+    local key = item.key and item.key.value
+    local range_of = { min = -3e38, max = 3e38 }
+    if key and item.value then
+      local value = int(item.value, range_of) or number(item.value, range_of)
+      if value == nil then
+        reader:error(item.value, M.path(path, key), "expected a number, got %s", shown(item.value))
+      else
+        values[key], places[key] = value, item.value
+      end
+    end
+  end
+  reader.places[path] = places
+  return values
+end
+
 --- What a row asks for, for a message.
 function M.expected(row)
   return TYPES[row[2]].text(row)
@@ -229,6 +294,7 @@ end
 -- The value of a key that is left out of the map `node`.
 function Reader:default(node, path, row)
   if row[2] == "order" then return self.waves and M.names(self.waves) end
+  if row.default == nil and row.optional then return nil end
   if row.default == nil then
     local map_path = path:match("^(.*)%.") or ""
     self:error(node, map_path, "missing key '%s' (%s), expected %s", row[1], row.doc, M.expected(row))
@@ -277,7 +343,7 @@ end
 --- A reader: reader:map(tree, "", rows) gives the values; reader.pos[path] is then the place of every key, and
 --- reader.given[path] says that it is written there.
 function M.reader(diag)
-  return setmetatable({ diag = diag, pos = {}, given = {} }, Reader)
+  return setmetatable({ diag = diag, pos = {}, given = {}, places = {} }, Reader)
 end
 
 --- The tree of a YAML file, which messages call `name`; nil where there is none.

@@ -58,12 +58,20 @@ local SCHEDULE = {
   { "reuse_buffers", "bool", default = true, doc = "layers share activation buffers; false keeps all" },
 }
 
+local INSERT = {
+  { "op", "word", doc = "an op of templates/ops with a buffer `in`, or with //@device inline" },
+  { "value", "word", doc = "what it reads and replaces for all that read it later: a buffer, or a point of an op" },
+  { "layers", "layers", optional = true, doc = "where; default everywhere" },
+  { "with", "values", optional = true, doc = "parameters of the op that the family does not give" },
+}
+
 local SPEC = {
   { "model", "word", doc = "name of the model and of its build folder" },
   { "family", "word", doc = "a file of specs/families" },
   { "target", "word", doc = "a file of specs/targets" },
   { "shape", "shape", doc = "sizes of the model" },
   { "schedule", "map", keys = SCHEDULE, default = {}, doc = "how a step is laid out" },
+  { "insert", "maps", keys = INSERT, optional = true, doc = "ops between values; `nmkgen plan` lists the values" },
 }
 
 -- What gen/estimate.lua knows of a machine.  The lists go together: at in_flight_kib[i] per SM the others' values.
@@ -324,7 +332,8 @@ end
 --- Reads the spec at `path`.  opts.root: where specs/ is (default: nmkgen's); opts.target: in place of the spec's;
 --- opts.sets: keys of the schedule in place of the spec's, { key, text }; opts.untuned: the tuning file does not count.
 --- Requires: nothing.  Leaves: the model { name, family, target, shape, schedule, origins, family_module, source,
---- sources, config = what a checkpoint's config.json must say }; mistakes in diag, and then the model is nil or has holes.
+--- sources, config = what a checkpoint's config.json must say }; mistakes in diag, and then the model is nil or has
+--- holes.
 function M.load(path, diag, opts)
   opts = opts or {}
   local root = opts.root or host.root
@@ -370,7 +379,7 @@ function M.load(path, diag, opts)
 
   local model = {
     name = spec.model, family = spec.family, target = target, shape = spec.shape, schedule = spec.schedule,
-    family_module = family, source = sources[1], sources = sources,
+    family_module = family, source = sources[1], sources = sources, insert = spec.insert,
   }
   if not family then return model end
   local complete = diag:count() == 0
@@ -400,7 +409,8 @@ local function describe(out, prefix, list)
     if row.keys then
       describe(out, path, row.keys)
     elseif row[2] ~= "shape" then
-      local default = row.default ~= nil and "; default " .. rows.text(row.default) or ""
+      local default = row.optional and "; optional" or ""
+      if row.default ~= nil then default = "; default " .. rows.text(row.default) end
       out[#out + 1] = ("%s: %s\n    %s%s\n"):format(path, row.doc, rows.expected(row), default)
     end
   end

@@ -5,6 +5,7 @@ local encoder = require("emit.encoder")
 local lists = require("emit.lists")
 local host = require("host")
 local megakernel = require("emit.megakernel")
+local op_tests = require("emit.op_tests")
 local refvm = require("emit.refvm")
 local writer = require("emit.writer")
 
@@ -36,6 +37,7 @@ function M.all(g)
     { name = "abi.h", text = header },
     { name = "encoder.c", text = encoder.text(ctx) },
     { name = "refvm.c", text = refvm.text(ctx) },
+    { name = "op_tests.h", text = op_tests.text(ctx) },
   }
 end
 

@@ -43,15 +43,44 @@ local function section_of(op, role, variant)
   return variants and variants[variant] or op.sections[role]
 end
 
-local function emit_op(w, op, params, variant)
+local function emit_section(w, section)
+  w:source(section.line, section.file)
+  w:raw(section.text)
+end
+
+--- at_NAME(x): what is inserted at a point, one after the other. Without any the value itself: no code.
+local function emit_point(w, point, inserted)
+  w:open("DEVICE float at_%s(float x) {", point.name)
+  for i in ipairs(inserted) do
+    w:line("x = at_%s_%d::apply(x);", point.name, i)
+  end
+  w:line("return x;")
+  w:close()
+end
+
+local function emit_op(w, op, params, points, variant)
+  for _, point in ipairs(op.points) do
+    for i, one in ipairs(points[point.name] or {}) do
+      w:line("namespace at_%s_%d {", point.name, i)
+      emit_params(w, one.op, one.params)
+      emit_section(w, one.op.inline.device)
+      w:here()
+      w:line("} // namespace at_%s_%d", point.name, i)
+    end
+  end
   w:line("namespace op_%s {", op.name)
   emit_params(w, op, params)
   emit_task(w, op)
+  for _, point in ipairs(op.points) do
+    emit_point(w, point, points[point.name] or {})
+  end
+  if op.inline then
+    emit_section(w, op.inline.device)
+  end
   for _, role in ipairs(ops.ROLES) do
     local section = section_of(op, role, variant)
     if section then
-      w:source(section.line, op.file)
-      w:raw(section.text)
+      emit_section(w, section)
     end
   end
   w:here()
@@ -175,7 +204,7 @@ local function slots(ctx, used)
   local list = {
     ops = function(w)
       for _, op in ipairs(used) do
-        emit_op(w, op, ctx.graph.params[op.name], variant_of(ctx.model.target))
+        emit_op(w, op, ctx.graph.params[op.name], ctx.graph.points, variant_of(ctx.model.target))
       end
     end,
     sets = function(w)

@@ -5,7 +5,7 @@ local writer = require("emit.writer")
 
 local M = {}
 
-local function emit_params(w, op, params)
+local function emit_params(w, op, params, prefix)
   if #op.params == 0 then
     return
   end
@@ -18,7 +18,7 @@ local function emit_params(w, op, params)
     local value = params[param.name]
     values[i] = (".%s = %s"):format(param.name, param.type == "f32" and writer.float(value) or ("%d"):format(value))
   end
-  w:close("} %s_params = {", op.name)
+  w:close("} %s_params = {", prefix or op.name)
   w.depth = w.depth + 1
   w:wrap(values)
   w:close("};")
@@ -35,23 +35,60 @@ local function emit_task(w, op)
   w:close("};")
 end
 
+-- The function that an op with //@device inline gives, with its own parameters.
+local function emit_apply(w, op, prefix)
+  w:line("static float %s_apply(float x)", prefix)
+  w:open("{")
+  if #op.params > 0 then
+    w:line("(void)%s_params;", prefix)
+  end
+  w.depth = w.depth - 1
+  w:line("#define P %s_params", prefix)
+  w:source(op.inline.reference.line, op.inline.reference.file)
+  w:raw(op.inline.reference.text)
+  w:here()
+  w:line("#undef P")
+  w:line("}")
+end
+
+-- at_NAME(x): what is inserted at a point, one after the other.
+local function emit_point(w, point, inserted)
+  for i, one in ipairs(inserted) do
+    local prefix = ("at_%s_%d"):format(point.name, i)
+    emit_params(w, one.op, one.params, prefix)
+    emit_apply(w, one.op, prefix)
+  end
+  w:line("static inline float at_%s(float x)", point.name)
+  w:open("{")
+  for i in ipairs(inserted) do
+    w:line("x = at_%s_%d_apply(x);", point.name, i)
+  end
+  w:line("return x;")
+  w:close()
+end
+
+--- `const struct OP_task t`, from the words d.
+function M.fields(w, op)
+  local values = {}
+  for i, field in ipairs(op.fields) do
+    local word = ("d[%d]"):format(field.word)
+    if field.type == "f32" then
+      word = ("((union { int32_t i; float f; }){%s}).f"):format(word)
+    end
+    values[i] = (".%s = %s"):format(field.name, word)
+  end
+  w:line("const struct %s_task t = {", op.name)
+  w.depth = w.depth + 1
+  w:wrap(values)
+  w:close("};")
+end
+
 local function emit_function(w, op)
   w:line("static int op_%s(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)", op.name)
   w:open("{")
   local unused = { "(void)vm, (void)sm, (void)d" }
   if #op.fields > 0 then
-    local values = {}
-    for i, field in ipairs(op.fields) do
-      local word = ("d[%d]"):format(field.word)
-      if field.type == "f32" then
-        word = ("((union { int32_t i; float f; }){%s}).f"):format(word)
-      end
-      values[i] = (".%s = %s"):format(field.name, word)
-    end
-    w:line("const struct %s_task t = {", op.name)
-    w.depth = w.depth + 1
-    w:wrap(values)
-    w:close("};")
+    M.fields(w, op)
     unused[#unused + 1] = "(void)t"
   end
   if #op.params > 0 then
@@ -60,9 +97,15 @@ local function emit_function(w, op)
   w:line("%s;", table.concat(unused, ", "))
   w.depth = w.depth - 1
   w:line("#define P %s_params", op.name)
-  w:source(op.reference.line, op.file)
+  if op.inline then
+    w:line("#define apply %s_apply", op.name)
+  end
+  w:source(op.reference.line, op.reference.file)
   w:raw(op.reference.text)
   w:here()
+  if op.inline then
+    w:line("#undef apply")
+  end
   w:line("#undef P")
   w:line("    return 0;")
   w:line("}")
@@ -89,6 +132,12 @@ local function slots(ctx, used)
         end
         emit_params(w, op, ctx.graph.params[op.name])
         emit_task(w, op)
+        for _, point in ipairs(op.points) do
+          emit_point(w, point, ctx.graph.points[point.name] or {})
+        end
+        if op.inline then
+          emit_apply(w, op, op.name)
+        end
         emit_function(w, op)
       end
     end,

@@ -3,6 +3,7 @@
   summary  = "best (score, id) per column over the SM's rows of the embedding, perturbed or not; scores for who asks",
   pipeline = "gemm_x",
   params   = { {"hidden", "i32"}, {"vocab", "i32"}, {"vocab_rows", "i32"}, {"logit_scale", "f32"} },
+  points   = { {"final_logits", "f32"} },
   tile     = "spread",
   idle     = true, -- every SM offers a candidate, be it none
   task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
@@ -44,7 +45,7 @@ DEVICE void store(Storer &c, const Task &t)
         c.wait_job();
         c.take(v);
 #pragma unroll
-        for (int k = 0; k < 4; k++) v[k] *= P::logit_scale;
+        for (int k = 0; k < 4; k++) v[k] = at_final_logits(v[k] * P::logit_scale);
         if (P::vocab < P::vocab_rows) { /* rows that pad the last tile are no tokens */
 #pragma unroll
             for (int k = 0; k < 4; k++)
@@ -95,7 +96,8 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16 && row < P.vocab; row++) {
         if (!active(vm, n) || !(c->flags & NMK_COLUMN_SAMPLES)) break;
         const size_t at = (size_t)n * P.vocab_rows + (size_t)row;
-        float v = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), sm->xn[n], P.hidden) * P.logit_scale;
+        float v = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), sm->xn[n], P.hidden);
+        v = at_final_logits(v * P.logit_scale);
         if (c->flags & NMK_COLUMN_LOGPROBS) ((float *)buffer(vm, t.raw_logits))[at] = v;
         if (c->flags & NMK_COLUMN_ADJUSTS) {
             const struct nmk_adjust *a = &vm->adjust[(size_t)c->slot * P.vocab + (size_t)row];

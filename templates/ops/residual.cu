@@ -50,3 +50,19 @@ for (int n = 0; n < NMK_COLUMNS; n++)
         y[at] = x[at] + sm->acc[i][n];
         sm->acc[i][n] = 0;
     }
+
+//@test tolerance=1e-6 adds what the SM has summed up, and starts again
+float *x = input(test, t.x), *y = expect_f32(test, t.y);
+for (int n = 0; n < NMK_COLUMNS; n++)
+    for (int i = 0; i < P.hidden && live(test, n); i++) {
+        float *acc = &on_sm(test, i / 16)->acc[i % 16][n];
+        *acc = uniform(test, -3, 3);
+        x[n * P.hidden + i] = uniform(test, -8, 8);
+        y[n * P.hidden + i] = x[n * P.hidden + i] + *acc;
+    }
+
+//@test tolerance=0 leaves x alone where nothing was summed up
+float *x = input(test, t.x), *y = expect_f32(test, t.y), *same = expect_f32(test, t.x);
+for (int n = 0; n < NMK_COLUMNS; n++)
+    for (int i = 0; i < P.hidden && live(test, n); i++)
+        x[n * P.hidden + i] = y[n * P.hidden + i] = same[n * P.hidden + i] = uniform(test, -8, 8);

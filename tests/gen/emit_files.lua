@@ -2,7 +2,7 @@
 package.path = "tests/gen/?.lua;" .. package.path
 local t = require("helper_emit")
 
-local FILES = { "megakernel.cu", "abi.h", "encoder.c", "refvm.c", "plan.txt" }
+local FILES = { "megakernel.cu", "abi.h", "encoder.c", "refvm.c", "op_tests.h", "plan.txt" }
 local folder = t.folder("emit_files")
 
 local said, good = t.run("build/nmkgen specs/nmc-toy.yaml -o " .. folder)

@@ -41,7 +41,12 @@ end
 --- Messages of one op file given as text.
 function M.messages(name, text)
   local diag = diags.new()
-  local op = ops.parse(("templates/ops/%s.cu"):format(name), text, diag)
+  local op = ops.parse(("templates/ops/%s.cu"):format(name), text, diag, function(path)
+    local file = assert(io.open(path))
+    local pipeline = file:read("a")
+    file:close()
+    return pipeline
+  end)
   return table.concat(diag:lines(), "\n"), op
 end
 

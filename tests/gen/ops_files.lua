@@ -109,7 +109,8 @@ refuses("unknown role", AT .. "7:36: reads 'a': role 'computes' is not one of lo
   'role = "compute"', 'role = "computes"')
 refuses("region without bounds", AT .. "7:16: reads 'a': 'lo' is missing", ', lo = "tile*16"', "")
 refuses("region without type", AT .. "7:17: reads 'a': a buffer in global memory needs a type", '"a", "f32"', '"a"')
-refuses("data type", AT .. "7:22: reads 'a': type 'f16' is not one of bf16, f32, i32, u64", '"a", "f32"', '"a", "f16"')
+refuses("data type",
+  AT .. "7:22: reads 'a': type 'f16' is not one of bf16, f32, i32, number, u64", '"a", "f32"', '"a", "f16"')
 refuses("load reads this step's data",
   AT .. "7:17: reads 'a': bulk copies may read only data older than the launch", 'role = "compute"', 'role = "load"',
   "//@device compute", "//@device load\nDEVICE void load(Loader &c, const Task &t) {}\n//@device compute")
@@ -137,7 +138,7 @@ refuses("unknown key of a region", AT .. "7:46: reads 'a': unknown key 'low', di
 
 -- Sections.
 refuses("unknown section", AT .. "8:17: writes 'y': the op has no role 'store'\n" ..
-  AT .. "15:1: unknown section '//@devise store'; expected //@device ROLE or //@reference",
+  AT .. "15:1: unknown section '//@devise store'; expected //@device ROLE, //@reference or //@test NAME",
   "//@device store", "//@devise store")
 refuses("unknown device role", AT .. "8:17: writes 'y': the op has no role 'store'\n" ..
   AT .. "15:1: //@device: unknown role 'stoer', did you mean 'store'?", "//@device store", "//@device stoer")
@@ -154,6 +155,60 @@ refuses("variant alone", AT .. "1:6: //@device store has variants but no section
 refuses("waits in a role it lacks",
   AT .. "9:3: wait = \"help\": expected one of the op's roles among compute, help, store",
   "cost ", 'wait = "help", cost ')
+
+-- Tests, and ops that are a function of one number.
+refuses("a test without a name", AT .. "19:1: //@test: say in a few words what is tested: //@test tolerance=1e-5 NAME",
+  "float *y = buffer(vm, t.y);", "float *y = buffer(vm, t.y);\n//@test tolerance=1e-3\n;")
+refuses("a tolerance that is none", AT .. "19:1: //@test: tolerance '1e-3x' is not a number from 0 to 1",
+  "float *y = buffer(vm, t.y);", "float *y = buffer(vm, t.y);\n//@test tolerance=1e-3x adds\n;")
+refuses("an empty test", AT .. "17:1: //@test 'adds up' is empty",
+  "//@reference", "//@test adds up\n//@reference")
+refuses("inline in an op with tasks of its own", AT .. '15:1: //@device inline needs pipeline = "elementwise"',
+  "//@device store", "//@device inline\nfloat f;\n//@device store")
+refuses("a point without a type", AT .. '9:3: points entry 1: expected { "name", "f32" } with a lower-case name',
+  "cost ", 'points = { {"here"} }, cost ')
+refuses("try without a value", AT .. "9:3: try: 'value' is missing", "cost ", "try = { with = { scale = 1 } }, cost ")
+refuses("try with what is no number", AT .. "9:3: try: with: expected { name = number, ... }", "cost ",
+  'try = { value = "x", with = { scale = "1" } }, cost ')
+
+local HALF = [[
+/*@op
+  name     = "half",
+  summary  = "y = x / 2",
+  pipeline = "elementwise",
+@*/
+//@device inline
+DEVICE float apply(float x) { return x / 2; }
+
+//@reference
+return x / 2;
+
+//@test tolerance=0 halves
+expect_f32(test, t.out)[0] = 2;
+]]
+local function refuses_half(name, want, from, to)
+  local first, last = HALF:find(from, 1, true)
+  t.case(name, (t.messages("half", HALF:sub(1, first - 1) .. to .. HALF:sub(last + 1))), want)
+end
+do
+  local why, op = t.messages("half", HALF)
+  t.case("an elementwise op", why, "")
+  t.case("has a role, waits and signals", ("%s %s %s"):format(op.roles.help, op.wait, op.signal), "true help help")
+  t.case("reads and writes", ("%s %s"):format(op.reads[1].name, op.writes[1].name), "in out")
+  t.case("has its function and the pipeline's task", ("%s %s"):format(op.inline.device.file, op.sections.help.file),
+    "templates/ops/half.cu templates/elementwise.cu")
+  t.case("has its test", ("%s %g %d"):format(op.tests[1].name, op.tests[1].tolerance, op.tests[1].line), "halves 0 13")
+end
+local HALF_AT = "templates/ops/half.cu:"
+refuses_half("without a function", HALF_AT .. "1:6: pipeline 'elementwise' needs a section //@device inline",
+  "//@device inline", "//@test 'of nothing'")
+refuses_half("without a reference", HALF_AT .. "1:6: no //@reference section", "//@reference\nreturn x / 2;\n", "")
+refuses_half("with an empty reference", HALF_AT .. "9:1: //@reference is empty", "return x / 2;\n\n//@test", "//@test")
+refuses_half("with tasks of its own", HALF_AT .. "4:29: 'tile' is the pipeline's: leave it out, or leave out "
+  .. 'pipeline = "elementwise"', '"elementwise",', '"elementwise", tile = "spread",')
+refuses_half("with a role of its own",
+  HALF_AT .. "1:6: //@device help: the pipeline elementwise supplies it; expected //@device inline",
+  "//@reference", "//@device help\nDEVICE void help(Helper &, const Task &) {}\n//@reference")
 
 local wrong = changed('"spread"', '"spred"', '"tiles*64"', '"tils*64"', 'role = "store"', 'role = "load"')
 t.case("all mistakes of a file are found", (t.messages("add", wrong)), table.concat({

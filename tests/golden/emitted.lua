@@ -3,7 +3,7 @@
 -- `make golden` (NMK_GOLDEN=write) rewrites the files; read the diff.
 
 local MODEL = "nmc-toy"
-local FILES = { "megakernel.cu", "abi.h", "encoder.c", "refvm.c", "plan.txt" }
+local FILES = { "megakernel.cu", "abi.h", "encoder.c", "refvm.c", "op_tests.h", "plan.txt" }
 local made, golden = "build/tests/golden", "tests/golden/" .. MODEL
 
 local function read(path)

@@ -27,7 +27,9 @@
 --   layer(i, shape)     { attention = "full"|"sliding", rope, mlp = "dense"|"moe", kv_layer = index among its kind }
 --   values(m)           every number an op may name as a parameter; the stages themselves ask for layers, kv_heads,
 --                       head_dim, experts, experts_per_token, full_layers, sliding_layers, max_context and window
---   buffers(m)          global activation buffers, ordered: { name, bytes, extent = size of the index space }
+--   buffers(m)          global activation buffers, ordered: { name, bytes, extent = size of the index space, width }
+--                       width, where a buffer is one row of so many elements for each column: unit u of the index space
+--                       is then elements u*width/extent and on, of all columns
 --   front(m), back(m)   ordered nodes before the first and after the last layer
 --   block(i, m)         nodes of layer i by wave name; waves that the layer lacks are nil
 --     a node is { op, tiles | units, fields = constant task fields, weights = { task field = { array, layer } },
@@ -42,6 +44,7 @@
 --   config(m)           what a checkpoint's config.json must say beside shape: { path, or_path, value, required }
 --                       null counts as absent; an absent value is a mistake only where required;
 --                       or_path: other places where the same fact may stand, with | between them
+--   insert(m)           optional: what every model of the family inserts, as a spec does: { op, value, layers, with }
 local rope = library("rope")
 
 local decoder = {}
@@ -269,17 +272,22 @@ function decoder.complete(M, facts)
     local s, cols, v = m.shape, m.schedule.columns, M.values(m)
     local list = {}
     local function buffer(name, bytes, extent) list[#list + 1] = { name = name, bytes = bytes, extent = extent } end
-    buffer("x0", cols * s.hidden * 4, s.hidden)
-    buffer("x1", cols * s.hidden * 4, s.hidden)
-    if moe then buffer("logits", cols * router_rows(s) * 4, router_rows(s)) end
-    buffer("qkv", cols * qkv_rows(s) * 2, qkv_rows(s))
+    -- A row of `width` elements for each column.
+    local function row(name, width, element_bytes, extent)
+      buffer(name, cols * width * element_bytes, extent or width)
+      list[#list].width = width
+    end
+    row("x0", s.hidden, 4)
+    row("x1", s.hidden, 4)
+    if moe then row("logits", router_rows(s), 4) end
+    row("qkv", qkv_rows(s), 2)
     buffer("part", v.part_slots * group_pairs(s) * (2 * s.head_dim + 4) * 4, v.part_slots)
     buffer("attn", cols * v.q_width * 2, v.attn_units)
     if moe then buffer("h", v.expert_slots * cols * s.expert_ff * 2, v.h_units) end
-    if s.dense_ff then buffer("dense_h", cols * s.dense_ff * 2, s.dense_ff) end
+    if s.dense_ff then row("dense_h", s.dense_ff, 2) end
     buffer("cand", m.target.sms * 2 * cols * 8, m.target.sms)
-    buffer("scores", cols * v.vocab_rows * 4, v.vocab_rows // 16)
-    buffer("raw_logits", cols * v.vocab_rows * 4, v.vocab_rows // 16)
+    row("scores", v.vocab_rows, 4, v.vocab_rows // 16)
+    row("raw_logits", v.vocab_rows, 4, v.vocab_rows // 16)
     buffer("cuts", 7 * cols * 256 * 8, 7 * cols)                        -- as ops/cut.cu counts
     buffer("drawn", m.target.sms * 8, m.target.sms)
     buffer("tops", m.target.sms * cols * 41 * 4, m.target.sms)          -- as ops/draw.cu lays them out

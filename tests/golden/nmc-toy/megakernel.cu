@@ -439,6 +439,9 @@ struct P {
 };
 struct Task { int tile; int tiles; int weight_kib; int cand; int scores; int raw_logits; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13]}; }
+DEVICE float at_final_logits(float x) {
+    return x;
+}
 ... templates/ops/lm_head.cu
 } // namespace op_lm_head
 

@@ -292,6 +292,10 @@ struct lm_head_task {
     int32_t scores;
     int32_t raw_logits;
 };
+static inline float at_final_logits(float x)
+{
+    return x;
+}
 static int op_lm_head(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct lm_head_task t = {
