@@ -7,6 +7,7 @@ local diags = require("diag")
 local files = require("emit.files")
 local graph = require("graph")
 local host = require("host")
+local init = require("init")
 local memory = require("memory")
 local ops = require("ops")
 local plan = require("plan")
@@ -27,8 +28,11 @@ nmkgen check MODEL.yaml      the same proofs, nothing written
 nmkgen plan MODEL.yaml       waves, tasks, counters, bytes and the bound, as text
 nmkgen ops                   the opcodes with their descriptor fields
 nmkgen keys                  the keys of a model spec
+nmkgen init CHECKPOINT_DIR   a spec for a checkpoint of a known family, from its config.json and tensors
 
-  -o, --output DIR           where to write
+  -o, --output DIR           where to write; of init the spec's file (standard output)
+  --name NAME                init: the model's name (the folder's)
+  --force                    init: -o may name a file that exists
   -t, --target NAME          another target than the spec's: a file of specs/targets
   -h, --help                 this text
   --version                  the version
@@ -40,7 +44,7 @@ Exit status: 0 done, 1 mistakes in the input (nothing was written), 2 wrong use,
 
 --- Reads and proves: everything up to the point where output could be made.  Returns the graph and the proof's figures.
 local function prove(path, opts, diag)
-  local model = spec.load(path, diag, { root = host.root, target = opts.target })
+  local model = spec.load(path, diag, { root = host.root, target = opts.target, text = opts.text })
   diag:stop()
   local registry = ops.load(host.root, diag)
   diag:stop()
@@ -105,6 +109,26 @@ function COMMANDS.keys(_, _, diag)
   io.write(text)
 end
 
+function COMMANDS.init(dir, opts, diag)
+  local file = opts.output
+  if file and not opts.force and host.realpath(file) then
+    diag:error({ file = file }, "exists; --force writes over it")
+    diag:stop()
+  end
+  local text, warnings = init.run(dir, opts, diag, prove)
+  for _, warning in ipairs(warnings) do io.stderr:write("nmkgen: ", dir, ": ", warning, "\n") end
+  if not file then
+    io.write(text)
+    return
+  end
+  local ok, why = host.write({ { path = file, text = text } })
+  if not ok then
+    diag:error(nil, "cannot write %s", why)
+    diag:stop()
+  end
+  print(("wrote %s; next: nmkgen check %s"):format(file, file))
+end
+
 -- For tests that need module yaml or host: runs a Lua file with the rest of the command line.
 function COMMANDS.lua(path, opts)
   rawset(_G, "arg", opts.rest)
@@ -113,15 +137,18 @@ end
 
 -- ---------------------------------------------------------------- the command line
 
--- Commands that take a spec; the others take nothing.
-local NAMES = { "check", "plan", "ops", "keys" }
-local TAKES_SPEC = { generate = true, check = true, plan = true }
+-- Commands, and what those take that take something.
+local NAMES = { "check", "plan", "ops", "keys", "init" }
+local TAKES = {
+  generate = "MODEL.yaml", check = "MODEL.yaml", plan = "MODEL.yaml", init = "CHECKPOINT_DIR",
+}
+local WRITES = { generate = true, init = true }
 -- Flag -> option that takes its argument, or true.
 local FLAGS = {
   ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target",
-  ["-h"] = true, ["--help"] = true, ["--version"] = true,
+  ["--name"] = "name", ["--force"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
-local LONG_FLAGS = { "--output", "--target", "--help", "--version" }
+local LONG_FLAGS = { "--output", "--target", "--name", "--force", "--help", "--version" }
 
 local function wrong_use(fmt, ...)
   error({ usage = fmt:format(...) }, 0)
@@ -194,11 +221,17 @@ local function dispatch(args, diag)
     return
   end
   local command, rest = command_of(words)
-  local takes = TAKES_SPEC[command] and 1 or 0
+  local takes = TAKES[command] and 1 or 0
   if #rest > takes then wrong_use("'%s' is one word too many", rest[takes + 1]) end
-  if #rest < takes then wrong_use("%s needs a MODEL.yaml", command) end
-  if opts.output and command ~= "generate" then wrong_use("%s writes no files: -o has no meaning", command) end
+  if #rest < takes then wrong_use("%s needs a %s", command, TAKES[command]) end
+  if opts.output and not WRITES[command] then wrong_use("%s writes no files: -o has no meaning", command) end
   if opts.target and takes == 0 then wrong_use("%s has no target: -t has no meaning", command) end
+  for _, flag in ipairs({ "name", "force" }) do
+    if opts[flag] and command ~= "init" then wrong_use("--%s is a flag of init", flag) end
+  end
+  if opts.name and not opts.name:find("^%w[%w._-]*$") then
+    wrong_use("--name takes a word of a-z, A-Z, 0-9 and . _ -, not '%s'", opts.name)
+  end
   COMMANDS[command](rest[1], opts, diag)
 end
 

@@ -257,9 +257,15 @@ function M.reader(diag)
   return setmetatable({ diag = diag, pos = {}, given = {} }, Reader)
 end
 
---- The tree of a YAML file, which messages call `name`; nil where there is none.
-function M.load(path, name, diag)
-  local tree, mistakes = require("yaml").load(path, name)
+--- The tree of a YAML file, or of `text` in its place, which messages call `name`; nil where there is none.
+function M.load(path, name, diag, text)
+  local yaml = require("yaml")
+  local tree, mistakes
+  if text then
+    tree, mistakes = yaml.parse(text, name)
+  else
+    tree, mistakes = yaml.load(path, name)
+  end
   for _, mistake in ipairs(mistakes) do diag:error(mistake, "%s", mistake.message) end
   return tree
 end
