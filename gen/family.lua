@@ -5,6 +5,7 @@
 --   config, or_config   the key, as a path with dots, and other places where the same fact may stand, | between them
 --   config_default      what transformers takes where the file is silent: a value, or a function of the shape
 --   config_note         how that default comes about, for the comment that `nmkgen init` writes
+--   config_tensor       the tensor by which a silent file is read: true where the checkpoint lacks it
 --   config_check        false: a checkpoint may say something else than the spec
 --   from_config         function(read, shape) -> value, note: for what no one key says; read(path) is a value or nil
 local diags = require("diag")
@@ -23,6 +24,7 @@ local FAMILY = {
   { "buffers", "function" }, { "front", "function" }, { "block", "function" }, { "back", "function" },
   { "arrays", "function" }, { "tensors", "function" }, { "rope", "function" }, { "config", "function" },
   { "residuals", "integer", optional = true }, { "insert", "function", optional = true },
+  { "config_ignored", "table", optional = true },
 }
 
 -- What a family's functions give: { key, type, optional = true where it may be left out, choices = }.
@@ -121,8 +123,8 @@ end
 
 -- What a row's keys about config.json may hold.  Returns what is wrong, or nil.
 local CONFIG_KEYS = {
-  { "config", "string" }, { "or_config", "string" }, { "config_note", "string" }, { "config_check", "boolean" },
-  { "from_config", "function" },
+  { "config", "string" }, { "or_config", "string" }, { "config_note", "string" }, { "config_tensor", "string" },
+  { "config_check", "boolean" }, { "from_config", "function" },
 }
 
 local function config_mistake(row)
@@ -138,7 +140,7 @@ local function config_mistake(row)
       article(kind_of(default)))
   end
   if not row.config then
-    for _, key in ipairs({ "or_config", "config_default", "config_note" }) do
+    for _, key in ipairs({ "or_config", "config_default", "config_note", "config_tensor" }) do
       if row[key] ~= nil then return ("%s without config"):format(key) end
     end
   end
@@ -459,7 +461,7 @@ function M.config(m)
     if row.config and row.config_check ~= false then
       local value = m.shape[row[1]]
       list[#list + 1] = { path = row.config, or_path = row.or_config, value = value,
-                          required = M.config_default(row, m.shape) ~= value }
+                          required = not row.config_tensor and M.config_default(row, m.shape) ~= value }
     end
   end
   return table.move(family.config(m), 1, #family.config(m), #list + 1, list)

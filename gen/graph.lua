@@ -132,7 +132,7 @@ function M.build(model, registry, diag)
     bases[#bases + 1] = buffer.name
     bases[buffer.name] = buffer
   end
-  local values = family.values(model)
+  local values = with_claims(family.values(model), schedule.claim, layers)
   local inserts = insert.new(model, registry, bases, values, diag)
 
   -- A node is called by its op; another one of that op by its wave, or with a number where it has none.
@@ -219,7 +219,6 @@ function M.build(model, registry, diag)
 
   local used = {}
   for _, node in ipairs(g.nodes) do used[node.op] = true end
-  local values = with_claims(family.values(model), schedule.claim, layers)
   for _, op in ipairs(registry.list) do
     g.params[op.name] = op_params(op, values, inserts.params[op.name], used[op.name], diag)
   end

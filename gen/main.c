@@ -124,6 +124,31 @@ static int host_read(lua_State *L) {
     return 2;
 }
 
+/* host.part(path, offset, count) -> at most `count` bytes from `offset`, size of the file | nil, reason */
+static int host_part(lua_State *L) {
+    const char *path = luaL_checkstring(L, 1);
+    lua_Integer offset = luaL_checkinteger(L, 2), count = luaL_checkinteger(L, 3);
+    struct stat st;
+    FILE *f = count < 0 || count > MAX_FILE_BYTES ? (errno = EFBIG, NULL) : fopen(path, "rb");
+    int rc = !f || fstat(fileno(f), &st) ? errno : S_ISDIR(st.st_mode) ? EISDIR : 0;
+    if (!rc && fseeko(f, (off_t)offset, SEEK_SET)) rc = errno;
+    if (!rc) {
+        luaL_Buffer b;
+        char *to = luaL_buffinitsize(L, &b, (size_t)count);
+        size_t n = fread(to, 1, (size_t)count, f);
+        rc = ferror(f) ? EIO : 0;
+        luaL_pushresultsize(&b, n);
+    }
+    if (f) fclose(f);
+    if (!rc) {
+        lua_pushinteger(L, (lua_Integer)st.st_size);
+        return 2;
+    }
+    lua_pushnil(L);
+    lua_pushstring(L, strerror(rc));
+    return 2;
+}
+
 /* Makes every missing folder above `path`, which is changed and restored.  0 or errno. */
 static int make_folders(char *path) {
     for (char *p = path + 1; *p; p++) {
@@ -373,8 +398,7 @@ static void add_parser_error(reader *r, const yaml_parser_t *parser, const char 
     add_error(r->L, r->errors, r->file, line, col);
 }
 
-/* Text and the file's name on the stack -> tree or nil, list of mistakes {file, line, col, message} (empty when all is
- * well). */
+/* yaml.parse(text, file) -> tree or nil, list of mistakes {file, line, col, message} (empty when all is well) */
 static int parse(lua_State *L) {
     size_t size;
     const char *text = luaL_checklstring(L, 1, &size);
@@ -442,8 +466,8 @@ static int yaml_load(lua_State *L) {
 /* ---- the process ---- */
 
 static const luaL_Reg HOST[] = {
-    {"read", host_read},         {"write", host_write}, {"list", host_list},
-    {"realpath", host_realpath}, {"now", host_now},     {NULL, NULL},
+    {"read", host_read}, {"part", host_part},         {"write", host_write}, {"list", host_list},
+    {"now", host_now},   {"realpath", host_realpath}, {NULL, NULL},
 };
 
 static const luaL_Reg YAML[] = {{"load", yaml_load}, {"parse", parse}, {NULL, NULL}};

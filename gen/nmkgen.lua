@@ -8,6 +8,7 @@ local estimate = require("estimate")
 local files = require("emit.files")
 local graph = require("graph")
 local host = require("host")
+local init = require("init")
 local insert = require("insert")
 local memory = require("memory")
 local new_op = require("new_op")
@@ -34,8 +35,11 @@ nmkgen plan MODEL.yaml       waves, tasks, counters, bytes and the bound, as tex
 nmkgen ops                   the opcodes with their descriptor fields
 nmkgen keys                  the keys of a model spec
 nmkgen new-op NAME           a new opcode to begin with: templates/ops/NAME.cu, with tests that pass
+nmkgen init CHECKPOINT_DIR   a spec for a checkpoint of a known family, from its config.json and tensors
 
-  -o, --output DIR           where to write
+  -o, --output DIR           where to write; of init the spec's file (standard output)
+  --name NAME                init: the model's name (the folder's)
+  --force                    init: -o may name a file that exists
   -t, --target NAME          another target than the spec's: a file of specs/targets
   --set KEY=VALUE            a key of the schedule, such as split.chunks_max=16; may be repeated
   --untuned                  as if there were no MODEL.tuning.yaml
@@ -61,7 +65,7 @@ Exit status: 0 done, 1 mistakes in the input (nothing was written), 2 wrong use,
 
 local function load(path, opts, diag)
   local model = spec.load(path, diag,
-    { root = host.root, target = opts.target, sets = opts.sets, untuned = opts.untuned })
+    { root = host.root, target = opts.target, sets = opts.sets, untuned = opts.untuned, text = opts.text })
   diag:stop()
   return model
 end
@@ -183,6 +187,26 @@ COMMANDS["new-op"] = function(name, opts, diag)
   print(("%s: an op that passes its tests; make test-op OP=%s runs them"):format(called, name))
 end
 
+function COMMANDS.init(dir, opts, diag)
+  local file = opts.output
+  if file and not opts.force and host.realpath(file) then
+    diag:error({ file = file }, "exists; --force writes over it")
+    diag:stop()
+  end
+  local text, warnings = init.run(dir, opts, diag, prove)
+  for _, warning in ipairs(warnings) do io.stderr:write("nmkgen: ", dir, ": ", warning, "\n") end
+  if not file then
+    io.write(text)
+    return
+  end
+  local ok, why = host.write({ { path = file, text = text } })
+  if not ok then
+    diag:error(nil, "cannot write %s", why)
+    diag:stop()
+  end
+  print(("wrote %s; next: nmkgen check %s"):format(file, file))
+end
+
 -- For tests that need module yaml or host: runs a Lua file with the rest of the command line.
 function COMMANDS.lua(path, opts)
   rawset(_G, "arg", opts.rest)
@@ -191,25 +215,27 @@ end
 
 -- ---------------------------------------------------------------- the command line
 
--- Commands that take a spec; the others take nothing, or what TAKES says.
-local NAMES = { "variant", "tune", "check", "plan", "ops", "keys", "new-op" }
+-- Commands, those that take a spec, and what those take that take something.
+local NAMES = { "variant", "tune", "check", "plan", "ops", "keys", "new-op", "init" }
 local TAKES_SPEC = { generate = true, variant = true, tune = true, check = true, plan = true }
-local TAKES = { ["new-op"] = "a NAME" }
-local WRITES = { generate = true, variant = true, tune = true, ["new-op"] = true }
+local TAKES = { ["new-op"] = "NAME", init = "CHECKPOINT_DIR" }
+for command in pairs(TAKES_SPEC) do TAKES[command] = "MODEL.yaml" end
+local WRITES = { generate = true, variant = true, tune = true, ["new-op"] = true, init = true }
 -- Flag -> option that takes its argument, or true.
 local FLAGS = {
   ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target", ["--set"] = "set",
   ["--bench"] = "bench", ["--budget"] = "budget", ["--batch"] = "batch", ["--context"] = "context",
-  ["--seed"] = "seed", ["--like"] = "like", ["--try"] = "try", ["--estimate-only"] = true,
+  ["--seed"] = "seed", ["--like"] = "like", ["--try"] = "try", ["--name"] = "name", ["--estimate-only"] = true,
   ["--write-estimate"] = true, ["--estimate"] = true,
-  ["--untuned"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
+  ["--untuned"] = true, ["--force"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
 local LONG_FLAGS = { "--output", "--target", "--set", "--untuned", "--estimate", "--bench", "--budget", "--batch",
-  "--context", "--seed", "--like", "--try", "--estimate-only", "--write-estimate", "--help", "--version" }
+  "--context", "--seed", "--estimate-only", "--write-estimate", "--like", "--try", "--name", "--force", "--help",
+  "--version" }
 -- Options that one command alone has.
 local OWN = {
   bench = "tune", budget = "tune", batch = "tune", context = "tune", seed = "tune", ["estimate-only"] = "tune",
-  ["write-estimate"] = "tune", estimate = "plan", like = "new-op",
+  ["write-estimate"] = "tune", estimate = "plan", like = "new-op", name = "init", force = "init",
 }
 
 local function wrong_use(fmt, ...)
@@ -290,9 +316,9 @@ local function dispatch(args, diag)
     return
   end
   local command, rest = command_of(words)
-  local takes = (TAKES_SPEC[command] or TAKES[command]) and 1 or 0
+  local takes = TAKES[command] and 1 or 0
   if #rest > takes then wrong_use("'%s' is one word too many", rest[takes + 1]) end
-  if #rest < takes then wrong_use("%s needs %s", command, TAKES[command] or "a MODEL.yaml") end
+  if #rest < takes then wrong_use("%s needs a %s", command, TAKES[command]) end
   if opts.output and not WRITES[command] then wrong_use("%s writes no files: -o has no meaning", command) end
   for _, flag in ipairs(LONG_FLAGS) do
     local owner = OWN[flag:sub(3)]
@@ -305,8 +331,13 @@ local function dispatch(args, diag)
   if (opts.sets or opts.untuned) and not TAKES_SPEC[command] then
     wrong_use("%s has no schedule: --set and --untuned have no meaning", command)
   end
-  if opts.target and not TAKES_SPEC[command] then wrong_use("%s has no target: -t has no meaning", command) end
+  if opts.target and not TAKES_SPEC[command] and command ~= "init" then
+    wrong_use("%s has no target: -t has no meaning", command)
+  end
   if opts.try and not TAKES_SPEC[command] then wrong_use("%s has no model: --try has no meaning", command) end
+  if opts.name and not opts.name:find("^%w[%w._-]*$") then
+    wrong_use("--name takes a word of a-z, A-Z, 0-9 and . _ -, not '%s'", opts.name)
+  end
   COMMANDS[command](rest[1], opts, diag)
 end
 

@@ -7,6 +7,7 @@ local writer = require("emit.writer")
 local M = {}
 
 local CONTEXT = 8192            -- tokens of each row in the figures
+M.CONTEXT = CONTEXT
 
 local KIB, MIB = memory.KIB, 1024 * memory.KIB
 
@@ -168,6 +169,11 @@ local function kv_bytes(model)
   return total
 end
 
+--- Bytes that a step with b rows of CONTEXT tokens reads, every byte once, if routing is uniform.
+function M.step_bytes(g, values, b)
+  return kv_bytes(g.model) * b + M.weight_bytes(g, values, b)
+end
+
 local function traffic(w, g)
   local model = g.model
   local values, rate = model.family_module.values(model), model.target.read_bytes_per_s
@@ -193,9 +199,7 @@ local function traffic(w, g)
   end
   local function experts(b) return M.distinct_experts(values.experts, values.experts_per_token, b) end
   local function op_bytes(op, b) return fixed[op] + per_expert[op] * experts(b) end
-  local function total(b)
-    return kv_bytes(model) * b + M.weight_bytes(g, values, b)
-  end
+  local function total(b) return M.step_bytes(g, values, b) end
   row("batch", function(b) return ("%d"):format(b) end)
   if values.experts > 0 then row("distinct experts", function(b) return ("%.1f"):format(experts(b)) end) end
   for _, op in ipairs(order) do row(op, function(b) return bytes_text(op_bytes(op, b)) end) end

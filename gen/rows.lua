@@ -89,12 +89,6 @@ local function word(node, row)
   end
 end
 
-local function choice(node, row)
-  for _, known in ipairs(row.choices) do
-    if node.kind == "scalar" and node.value == known then return known end
-  end
-end
-
 local BOOLS = { ["true"] = true, ["false"] = false }
 
 local function bool(node)
@@ -346,9 +340,15 @@ function M.reader(diag)
   return setmetatable({ diag = diag, pos = {}, given = {}, places = {} }, Reader)
 end
 
---- The tree of a YAML file, which messages call `name`; nil where there is none.
-function M.load(path, name, diag)
-  local tree, mistakes = require("yaml").load(path, name)
+--- The tree of a YAML file, or of `text` in its place, which messages call `name`; nil where there is none.
+function M.load(path, name, diag, text)
+  local yaml = require("yaml")
+  local tree, mistakes
+  if text then
+    tree, mistakes = yaml.parse(text, name)
+  else
+    tree, mistakes = yaml.load(path, name)
+  end
   for _, mistake in ipairs(mistakes) do diag:error(mistake, "%s", mistake.message) end
   return tree
 end

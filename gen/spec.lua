@@ -330,14 +330,15 @@ local function fit_ring(m, reader)
 end
 
 --- Reads the spec at `path`.  opts.root: where specs/ is (default: nmkgen's); opts.target: in place of the spec's;
---- opts.sets: keys of the schedule in place of the spec's, { key, text }; opts.untuned: the tuning file does not count.
+--- opts.sets: keys of the schedule in place of the spec's, { key, text }; opts.untuned: the tuning file does not count;
+--- opts.text: in place of the file's.
 --- Requires: nothing.  Leaves: the model { name, family, target, shape, schedule, origins, family_module, source,
 --- sources, config = what a checkpoint's config.json must say }; mistakes in diag, and then the model is nil or has
 --- holes.
 function M.load(path, diag, opts)
   opts = opts or {}
   local root = opts.root or host.root
-  local tree = rows.load(path, path, diag)
+  local tree = rows.load(path, path, diag, opts.text)
   if not tree then return nil end
   local reader = rows.reader(diag)
   local sources = { source_name(root, path) }
@@ -416,17 +417,23 @@ local function describe(out, prefix, list)
   end
 end
 
+--- All families of specs/families, by name.
+function M.families(root, diag)
+  local list = {}
+  for _, name in ipairs(names_in(root, "families", ".lua")) do
+    local called = "specs/families/" .. name .. ".lua"
+    list[#list + 1] = families.load(root .. "/" .. called, called, diag)
+  end
+  return list
+end
+
 --- The keys of a spec with what they take and mean, as text; those of `shape:` for every family.
 function M.help(root, diag)
   local out = {}
   describe(out, "", SPEC)
-  for _, name in ipairs(names_in(root, "families", ".lua")) do
-    local called = "specs/families/" .. name .. ".lua"
-    local family = families.load(root .. "/" .. called, called, diag)
-    if family then
-      out[#out + 1] = ("\nIn the family %s, %s:\n\n"):format(name, family.summary)
-      describe(out, "shape", family.shape)
-    end
+  for _, family in ipairs(M.families(root, diag)) do
+    out[#out + 1] = ("\nIn the family %s, %s:\n\n"):format(family.name, family.summary)
+    describe(out, "shape", family.shape)
   end
   return table.concat(out)
 end

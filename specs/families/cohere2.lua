@@ -7,6 +7,7 @@ local M = {}
 M.name = "cohere2"
 M.summary = "Cohere2, dense (Command R7B)"
 M.model_types = { "cohere2" }
+M.config_ignored = { "layer_switch" }          -- sliding_window_pattern in other words
 
 -- Without a full layer the period is longer than the model.
 local function full_every(read)

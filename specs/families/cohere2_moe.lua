@@ -8,6 +8,9 @@ M.name = "cohere2_moe"
 M.summary = "Cohere2 mixture of experts, parallel block (North Mini Code)"
 M.model_types = { "cohere2_moe" }
 
+-- Inert beside rms_norm_eps, without shared experts, and beside layer_types.
+M.config_ignored = { "layer_norm_eps", "shared_expert_combination_strategy", "sliding_window_pattern" }
+
 -- The dense prefix is full anyway; without a full layer after it the period is longer than the rest.
 local function full_every(read, s)
   local kinds = read("layer_types")

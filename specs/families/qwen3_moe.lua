@@ -7,6 +7,7 @@ local M = {}
 M.name = "qwen3_moe"
 M.summary = "Qwen3 mixture of experts"
 M.model_types = { "qwen3_moe" }
+M.config_ignored = { "intermediate_size" }     -- of dense layers, which there are none of
 
 M.shape = decoder.rows({
   "layers", "hidden", "heads", "kv_heads", decoder.HEAD_DIM, { "experts", or_config = "num_local_experts" },

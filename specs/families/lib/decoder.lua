@@ -22,7 +22,8 @@
 --   model_types         the model_type of config.json by which `nmkgen init` finds the family
 --   shape, rules        keys of `shape:` in a spec, where config.json states them (gen/family.lua); what must hold
 --                       between them                                                       (gen/spec.lua)
---   residuals           additions to the residual in a layer
+--   config_ignored      keys of config.json that change nothing here; may be left out
+--   residuals           additions to the residual in a layer; may be left out where there is one
 --   waves               the waves of a layer in default order: { name, after = waves it reads from }
 --   layer(i, shape)     { attention = "full"|"sliding", rope, mlp = "dense"|"moe", kv_layer = index among its kind }
 --   values(m)           every number an op may name as a parameter; the stages themselves ask for layers, kv_heads,
