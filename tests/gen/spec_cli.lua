@@ -10,11 +10,12 @@ local function usage(name, arguments, want)
 end
 usage("no arguments", "", "no model given")
 usage("unknown command", "chek " .. TOY, "unknown command 'chek', did you mean 'check'?")
-usage("unknown word", "zzzzzzzz", "unknown command 'zzzzzzzz', known are: variant, tune, check, plan, ops, keys, new-op, init")
+usage("unknown word", "zzzzzzzz",
+  "unknown command 'zzzzzzzz', known are: variant, tune, check, plan, ops, keys, new-op, init")
 usage("unknown flag", TOY .. " --ouput x", "unknown flag '--ouput', did you mean '--output'?")
 usage("unknown short flag", TOY .. " -x",
-  "unknown flag '-x', known are: --output, --target, --set, --untuned, --estimate, --bench, --budget, --batch, --context, "
-  .. "--seed, --estimate-only, --write-estimate, --like, --try, --name, --force, --help, --version")
+  "unknown flag '-x', known are: --output, --target, --set, --untuned, --estimate, --bench, --budget, --batch, "
+  .. "--context, --seed, --estimate-only, --write-estimate, --like, --try, --name, --force, --help, --version")
 usage("flag without argument", TOY .. " -o", "-o needs an argument")
 usage("flag with empty argument", TOY .. " --output=", "--output needs an argument")
 usage("flag with too much", TOY .. " --version=2", "--version takes no argument")
