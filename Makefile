@@ -255,19 +255,14 @@ build/tests/$(1)/server/%: build/$(1)/tests/server/%.o build/libserver.a build/$
 
 build/$(1)/tests/server/%.o: $(1)_COMPILE += -Iserver -isystem /usr/share/include/llhttp
 
-# Has the CPU machine in itself and needs nothing of the runtime.
-build/tests/$(1)/ops/cases: build/$(1)/tests/ops/cases.o build/$(1)/obj/encoder.o
-	@mkdir -p $$(@D)
-	@echo "  link  $$@"
-	@$(CC) $(LDFLAGS) -o $$@ $$^ -lpthread -lm
-
 build/tests/$(1)/%: build/$(1)/tests/%.o build/$(1)/libnmk.a
 	@mkdir -p $$(@D)
 	@echo "  link  $$@"
 	@$(CC) $(LDFLAGS) -o $$@ $$^ $(RUN_LIBS)
 
-# A test of ops alone includes the CPU machine and needs no library.
-build/tests/$(1)/ops/attention: build/$(1)/tests/ops/attention.o build/$(1)/obj/encoder.o
+# These have the CPU machine in themselves, and of the runtime they need next to nothing.
+$(patsubst %,build/tests/$(1)/ops/%,cases attention): build/tests/$(1)/ops/%: build/$(1)/tests/ops/%.o \
+    $(patsubst %,build/$(1)/obj/%.o,encoder variant util)
 	@mkdir -p $$(@D)
 	@echo "  link  $$@"
 	@$(CC) $(LDFLAGS) -o $$@ $$^ -lpthread -lm

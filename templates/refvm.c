@@ -574,7 +574,7 @@ static int report_unclaimed(const struct nmk_vm *vm, char *err, size_t len)
         int unit = 0, units = d ? atomic_load(&c->units) : 0;
         while (unit < units && atomic_load(&c->owner[unit])) unit++;
         if (unit == units) continue;
-        append(err, len, name_task(err, len, 0, d), ": unit %d of %d was claimed by nobody", unit, units);
+        append(err, len, name_task(vm, err, len, 0, d), ": unit %d of %d was claimed by nobody", unit, units);
         return -1;
     }
     return 0;

@@ -450,7 +450,7 @@ if (P.claim_attention != NMK_CLAIM_STATIC) {
     int all = 0;
     if (sm->id == 0) atomic_store(ticket_at(vm, ticket, vm->epoch + 1), 0);
     for (int n = 0; n < NMK_COLUMNS; n++)
-        if (active(vm, n)) all += P.kv_heads * chunks_of(&vm->control->column[n], t.sliding, P.window).count;
+        if (active(vm, n)) all += P.kv_heads * chunks_of(vm, &vm->control->column[n], t.sliding, P.window).count;
     more = claim(vm, sm, d, ticket, how, sm->id, all, &unit);
     if (unit < 0) return more;
 }

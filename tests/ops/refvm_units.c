@@ -71,12 +71,14 @@ static void test_noise(void) {
     result(chi < 24.3, "choices follow the softmax", "chi square %.1f, 7 degrees of freedom (24.3 is 1 in 1000)", chi);
 }
 
+static struct nmk_vm vm;
+
 static void test_chunks(void) {
     int wrong = 0;
     for (int sliding = 0; sliding < 2; sliding++)
         for (int base = 0; base < 5000; base++) {
             const nmk_column c = {.pos = base + base % NMK_COLUMNS, .base = base};
-            const struct chunks s = chunks_of(&c, sliding, NMK_WINDOW);
+            const struct chunks s = chunks_of(&vm, &c, sliding, NMK_WINDOW);
             const int lo = sliding && c.pos >= NMK_WINDOW ? c.pos - NMK_WINDOW + 1 : 0;
             wrong += s.lo != lo || s.count < 1 || s.count > NMK_CHUNKS_MAX || s.count > s.pages;
             wrong += base > lo && (s.first * PAGE > lo || (s.first + s.pages) * PAGE < base ||
@@ -87,7 +89,6 @@ static void test_chunks(void) {
 
 /* ---- attention and combine against a softmax in double ---- */
 
-static struct nmk_vm vm;
 static nmk_control control;
 static int32_t table[ROWS * LONGEST / PAGE], out[NMK_COLUMNS];
 
