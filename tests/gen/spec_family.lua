@@ -119,7 +119,7 @@ mistake("frequencies", LIBRARY, 'function parts.rope(m) return rope.frequencies(
 mistake("target key", TARGET, "regs:", "registers:",
   { "3:1: missing key 'regs' (32-bit registers of an SM), expected an integer from 65536 to 1048576",
     "LINE:1: registers: unknown key, known are: name, arch, sms, smem_bytes_per_block, regs, "
-      .. "read_bytes_per_s" })
+      .. "read_bytes_per_s, timing" })
 mistake("target value", TARGET, "sms: 132", "sms: many",
   { "LINE:6: sms: expected an integer from 1 to 512, got 'many'" })
 mistake("target name", TARGET, "name: h200", "name: h100",

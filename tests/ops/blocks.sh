@@ -8,18 +8,19 @@ rm -rf $work && mkdir -p $work/root
 cp -r specs $work/root && ln -s "$PWD/gen" "$PWD/templates" $work/root || exit 2
 family=$work/root/specs/families/cohere2_moe.lua
 
-for variant in "0 0 256 512" "1 1 576 1520" "1 2 272 560"; do
+for variant in "false sigmoid 256 512" "true chosen 576 1520" "true all 272 560"; do
   read -r mean score hidden ff <<<"$variant"
-  sed "s/norm_mean = 0/norm_mean = $mean/; s/route_score = 0/route_score = $score/" specs/families/cohere2_moe.lua >$family
-  if [ "$mean" != 0 ] && cmp -s $family specs/families/cohere2_moe.lua; then
-    echo "not ok - blocks $variant: the family has no norm_mean = 0 to change"
+  sed "s/layer_norm = false/layer_norm = $mean/; s/route = \"sigmoid\"/route = \"$score\"/" \
+    specs/families/cohere2_moe.lua >$family
+  if [ $mean = true ] && [ "$(diff $family specs/families/cohere2_moe.lua | grep -c '^<.*layer_norm = true.*"'$score'"')" != 1 ]; then
+    echo "not ok - blocks $variant: the family has no such facts to change"
     continue
   fi
   sed "s/^model: .*/model: blocks/; s/hidden: 256/hidden: $hidden/; s/dense_ff: 512/dense_ff: $ff/
        s/experts: 16/experts: 10/" specs/nmc-toy.yaml >$work/blocks.yaml
   if ! NMK_ROOT=$work/root build/nmkgen $work/blocks.yaml -o $work/model >$work/log 2>&1 ||
     ! cc -std=gnu11 -O2 -Wall -Wextra -Werror -I$work/model -Iruntime -o $work/run -x c tests/ops/blocks.h \
-      $work/model/encoder.c -lm -lpthread >$work/log 2>&1; then
+      $work/model/encoder.c runtime/variant.c runtime/util.c -lm -lpthread >$work/log 2>&1; then
     echo "not ok - blocks $variant: $(head -n 3 $work/log | tr '\n' ' ')"
     continue
   fi

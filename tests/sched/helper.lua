@@ -2,6 +2,25 @@
 -- run one after the other.
 package.path = "gen/?.lua;tests/sched/?.lua;" .. package.path
 
+-- Of what gen/main.c gives nmkgen, loading ops and families needs this much.
+package.preload.host = package.preload.host or function()
+  local host = { root = "." }
+  function host.read(path)
+    local file, why = io.open(path, "rb")
+    if not file then return nil, why end
+    local text = file:read("a")
+    file:close()
+    return text
+  end
+  function host.list(path)
+    local names, ls = {}, assert(io.popen(("ls '%s'"):format(path)))
+    for name in ls:lines() do names[#names + 1] = name end
+    ls:close()
+    return names
+  end
+  return host
+end
+
 local M = {}
 
 local function read(path)
@@ -35,7 +54,8 @@ function M.model(name, over)
       claim = { up = "tail", attention = "static" },
     },
   }
-  local family = dofile(("specs/families/%s.lua"):format(spec:match("family:%s*(%S+)")))
+  local called, diag = ("specs/families/%s.lua"):format(spec:match("family:%s*(%S+)")), require("diag").new()
+  local family = assert(require("family").load(called, called, diag), table.concat(diag:lines(), "\n"))
   if over.family then family = over.family(family) end
   model.family_module, model.schedule.order = family, require("rows").names(family.waves)
   for key, value in pairs(over.shape or {}) do model.shape[key] = value end
