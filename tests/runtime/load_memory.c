@@ -73,6 +73,7 @@ static uint64_t write_weights(const char *dir) {
     uint64_t bytes = 0;
     nmk_buf_puts(&header, "{");
     for (int i = 0; i < nmk_tensor_count; i++) {
+        if (nmk_tensors[i].twin) continue;
         const nmk_tensor *t = &nmk_tensors[i];
         for (int layer = t->layer0; layer < t->layer0 + t->layers; layer++)
             for (int expert = 0; expert < (t->experts ? t->experts : 1); expert++)
