@@ -489,6 +489,8 @@ int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e)
     p->epoch++;
     p->out_row = (int32_t)(g->steps % NMK_OUT_RING);
     p->in_flight = g->in_flight ? g->in_flight : in_flight(g)[live > 0 ? live - 1 : 0];
+    /* The producer waits for what has landed by its place in the ring, so no more than the ring can be on its way. */
+    if (p->in_flight > p->ring_stages) p->in_flight = p->ring_stages;
     for (int c = 0; c < NMK_COLUMNS; c++) g->machine->out[p->out_row * NMK_COLUMNS + c] = NOT_WRITTEN;
     if (g->machine->calls->queue_step(g->machine, p, e)) {
         nmk_err second = {0};

@@ -199,6 +199,9 @@ static void test_steps(nmk_engine *g) {
     nmk_engine_set_ring(g, 8, 2);
     rc = nmk_engine_step(g, NULL, out, &e);
     check(rc == 0 && in_flight_seen == 2 && g->params.ring_stages == 8, "the ring's knobs", "%d", in_flight_seen);
+    nmk_engine_set_ring(g, 4, 12);
+    rc = nmk_engine_step(g, column, out, &e);
+    check(rc == 0 && in_flight_seen == 4, "no more in flight than the ring holds", "%d", in_flight_seen);
     nmk_engine_set_ring(g, 0, 0);
     float value[4] = {1, 2, 3, 4}, back[4] = {0};
     const char *name = nmk_buffers[0].name;
