@@ -316,6 +316,6 @@ C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # The one test that needs the shape of the large model.
 build-test: all build/nmk-chat $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory \
-    $(SHAPES:%=build/tests/%/ops/attention)
+    $(SHAPES:%=build/tests/%/ops/attention) build/tests/toy-64/runtime/engine_cpu build/tests/toy-64/runtime/columns
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -145,9 +145,17 @@ function M.build(model, registry, diag)
     return name
   end
 
+  -- With more columns than an MMA takes, the normalised x is in global memory.
+  local wide = ops.is_wide(schedule.columns)
+  if wide then
+    bases[#bases + 1] = "xn"
+    bases.xn = { name = "xn", bytes = schedule.columns * family.values(model).hidden * 2, extent = schedule.columns }
+  end
+
   local function add_pass(part, layer, slot, earlier)
     local node = part.node
     local op = registry.by_name[node.op]
+    if wide and op and op.wide then op = registry.by_name[op.wide] end
     local prefix = layer < 0 and "" or ("layer%d."):format(layer)
     local name = earlier and ("%s.%d"):format(earlier[1].name, part.pass) or name_of(prefix, node, part.wave)
     local pos = { file = ("specs/families/%s.lua"):format(family.name), line = 1, col = 1 }
@@ -169,7 +177,7 @@ function M.build(model, registry, diag)
       bind[formal] = actual
     end
     local n = {
-      id = #g.nodes + 1, op = node.op, spec = op, layer = layer, name = name, tiles = part.tiles, units = node.units,
+      id = #g.nodes + 1, op = op.name, spec = op, layer = layer, name = name, tiles = part.tiles, units = node.units,
       fields = fields_copy(node.fields), bind = bind, weights = node.weights or {}, first_tile = part.first_tile,
     }
     g.nodes[n.id], named[name] = n, n

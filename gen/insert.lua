@@ -252,6 +252,9 @@ function Insert:section(waves, layer)
   for _, wave in ipairs(waves) do
     local op = self.registry.by_name[wave.node.op]
     if op then self.seen[op.name] = true end
+    if op and op.wide and ops.is_wide(self.model.schedule.columns) then
+      self.seen[op.wide], self.seen[op.name] = true, nil
+    end
   end
   for _, ins in ipairs(self.list) do
     if ins.good and not ins.host and selects(ins, layer) then

@@ -73,7 +73,7 @@ end
 --- The graph with its lists and waits, nothing proved yet.
 local function build(path, opts, diag)
   local model = load(path, opts, diag)
-  local registry = ops.load(host.root, diag)
+  local registry = ops.load(host.root, diag, model.schedule.columns)
   diag:stop()
   if opts.try then insert.try(model, registry, opts.try, diag) end
   diag:stop()

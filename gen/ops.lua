@@ -11,7 +11,8 @@
 --   op.reads, op.writes      regions { name =, type =, role =, scope =, launch =, claim =, adds =, lo =, hi =, step =,
 --                            eval = { lo, hi, step } }; eval.lo(env) computes the expression. adds: written only by
 --                            atomic additions of integers, so that tasks of a node may share units: their order
---                            changes nothing
+--                            changes nothing. wide: what a region on the SM is where a step has more columns than an
+--                            MMA, lo .. hi of a global buffer
 --   op.roles[role]           true where the role has work; op.supplied[role] the pipeline that does it
 --   op.sections[role]        the device code; op.variants[role][target] is the code that takes its place on one target,
 --                            "" being the section itself
@@ -20,6 +21,7 @@
 --   op.optional              its tasks run only in launches where a column wants them (Helper::awake), all or none;
 --                            else they wait for nothing, touch nothing and signal at once
 --   op.idle                  a spread op of which SMs without a tile have a task too: they write what they have to say
+--   op.wide                  name of the op that stands for it where a step has more columns than an MMA
 --   op.eased                 its weights stream with one stage less in flight
 --   op.inline                { device, reference }: the function apply(x) of an op that can be inserted where a value
 --                            is in registers; nil of all others
@@ -37,6 +39,8 @@ M.ROLES = { "load", "compute", "store", "help" }
 -- Sections of device code: those of the roles, and the function that other ops call.
 local SECTIONS = { "load", "compute", "store", "help", "inline" }
 M.FIRST_WORD, M.WORDS = 8, 32
+-- Columns of a tile of an MMA.
+M.TILE_COLUMNS = 8
 M.HEADER = { "opcode", "node", "wait_a", "arrivals_a", "wait_b", "arrivals_b", "signal", "local" }
 --- Where a word of the header is in a task's words, as Lua counts.
 M.AT = {}
@@ -270,7 +274,7 @@ end
 
 local REGION = {
   [1] = "string", [2] = "string", role = "string", scope = "string", launch = "string", claim = "boolean",
-  adds = "boolean",
+  adds = "boolean", wide = "table",
   lo = "string", hi = "string", step = "string",
 }
 
@@ -280,6 +284,13 @@ function File:read_region(what, entry, known, op)
     return nil
   end
   self.part = self:find('()"' .. literally(entry[1]) .. '"')
+  if entry.wide and self.wide then
+    local global = { entry[1], entry[2], role = entry.role, launch = entry.launch, claim = entry.claim }
+    for key, value in pairs(entry.wide) do
+      global[key] = value
+    end
+    entry = global
+  end
   local region = { name = entry[1], type = entry[2], eval = {}, pos = self:position(self.part + 1) }
   what = ("%s '%s'"):format(what, region.name)
   local reads = what:find("^reads") ~= nil
@@ -437,7 +448,7 @@ function File:read_sections(from)
 end
 
 local OP = {
-  name = "string", summary = "string", pipeline = "string", points = "table", try = "table",
+  name = "string", summary = "string", pipeline = "string", points = "table", try = "table", wide = "string",
   claim = "string", eased = "boolean", optional = "boolean", idle = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
@@ -649,7 +660,7 @@ function File:read()
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
     eased = raw.eased or false, optional = raw.optional or false, idle = raw.idle or false, tile = raw.tile or "",
-    wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
+    wide = raw.wide, wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
     points = self:read_points(raw.points), try = self:read_try(raw.try),
   }
   if op.pipeline and not PIPELINES[op.pipeline] then
@@ -706,8 +717,9 @@ function File:read()
 end
 
 --- Reads one op file given as text; `name` is how messages call it. read_file: a file below the root, for pipelines.
-function M.parse(name, text, diag, read_file)
-  local file = setmetatable({ name = name, text = text, diag = diag, read_file = read_file }, File)
+--- wide: for steps with more columns than an MMA has.
+function M.parse(name, text, diag, read_file, wide)
+  local file = setmetatable({ name = name, text = text, diag = diag, read_file = read_file, wide = wide }, File)
   return file:read()
 end
 
@@ -786,9 +798,24 @@ local function check_points(registry, diag)
   end
 end
 
---- Requires: nothing. Leaves: the registry of all op files below root, registry.point[name] = the op that has it;
---- mistakes in diag.
-function M.load(root, diag)
+-- What takes an op's place must be there.
+local function check_wide(registry, diag)
+  for _, op in ipairs(registry.list) do
+    if op.wide and not registry.by_name[op.wide] then
+      diag:error({ file = op.file, line = 1, col = 1 }, "wide: there is no op '%s'", op.wide)
+    end
+  end
+end
+
+--- Whether a step of so many columns has more than one MMA takes.
+function M.is_wide(columns)
+  return columns > M.TILE_COLUMNS
+end
+
+--- Requires: nothing. Leaves: the registry of all op files below root, for steps of so many columns (8 where not
+--- given), registry.point[name] = the op that has it; mistakes in diag.
+function M.load(root, diag, columns)
+  local wide = M.is_wide(columns or M.TILE_COLUMNS)
   local files = file_access()
   local registry = { list = {}, by_name = {} }
   local names = {}
@@ -803,7 +830,7 @@ function M.load(root, diag)
     if text then
       op = M.parse(shown, text, diag, function(path)
         return files.read(root .. "/" .. path)
-      end)
+      end, wide)
     else
       diag:error({ file = shown, line = 1, col = 1 }, "cannot read it: %s", why)
     end
@@ -818,6 +845,7 @@ function M.load(root, diag)
   end
   check_sleepers(registry, diag)
   check_points(registry, diag)
+  check_wide(registry, diag)
   return registry
 end
 

@@ -144,7 +144,7 @@ function TYPES.ints.read(reader, node, path, row)
     local one = int(node, row)
     if one then return { one, one, one, one, one, one, one, one } end
     reader:error(node, path, "expected %s, got %s", M.expected(row), shown(node))
-  elseif #node.items ~= 8 then
+  elseif #node.items == 0 or #node.items % 8 ~= 0 then       -- columns beyond 8 come in eights
     reader:error(node, path, "expected 8 integers, one for each number of live columns, got %d", #node.items)
   else
     return reader:list(node, path, row, function(item)

@@ -45,12 +45,12 @@ local CLAIM = {
 }
 
 local SCHEDULE = {
-  { "columns", "int", min = 1, max = 8, default = 8,
+  { "columns", "int", min = 1, max = 64, default = 8,
     doc = "most rows that a step decodes, or positions of a prompt that it takes" },
   { "ring_stages", "int", min = 4, max = 12, default = 12, tries = { 8, 10, 11, 12 },
     doc = "depth of the weight ring, 16 KiB a stage; less by default where a wide residual leaves no room" },
   { "in_flight", "ints", min = 1, max = 12, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
-    doc = "most stages in flight for 1 .. 8 live columns" },
+    doc = "most stages in flight for 1, 2, ... live columns; the last for all that follow" },
   { "order", "order", doc = "waves of a layer, as they are dealt" },
   { "placement", "map", keys = PLACEMENT, default = {}, doc = "how tasks are given to SMs" },
   { "split", "map", keys = SPLIT, default = {}, doc = "how attention cuts a row's pages into chunks" },
@@ -114,6 +114,8 @@ local LIMITS = {
     "at most 8: a step has at most 64 active experts" },
   { "shape.expert_ff", function(m) return m.shape.expert_ff % 16 == 0 end, "a multiple of 16: h is read in 8s" },
   { "shape.dense_ff", function(m) return m.shape.dense_ff % 16 == 0 end, "a multiple of 16: h is read in 8s" },
+  { "schedule.columns", function(m) return m.schedule.columns <= 8 or m.schedule.columns % 8 == 0 end,
+    "at most 8, or a multiple of 8: whole tiles of an MMA" },
   { "schedule.in_flight", function(m)
       for _, n in ipairs(m.schedule.in_flight) do
         if n > m.schedule.ring_stages then return false end
@@ -382,6 +384,10 @@ function M.load(path, diag, opts)
     name = spec.model, family = spec.family, target = target, shape = spec.shape, schedule = spec.schedule,
     family_module = family, source = sources[1], sources = sources, insert = spec.insert,
   }
+  local in_flight = model.schedule and model.schedule.in_flight
+  for i = in_flight and #in_flight + 1 or 1, in_flight and model.schedule.columns or 0 do
+    in_flight[i] = in_flight[i - 1]             -- the last of eight stands for all that follow
+  end
   if not family then return model end
   local complete = diag:count() == 0
   check_rules(model, reader, family, complete, diag)

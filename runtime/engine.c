@@ -577,16 +577,16 @@ static int check_requests(const nmk_engine *g, const nmk_request *rq, int count,
     return 0;
 }
 
-/* All but the last token of a prompt, NMK_COLUMNS positions a step, cut at multiples of that.  Waits for no step before
+/* All but the last token of a prompt, NMK_POSITIONS a step, cut at multiples of that.  Waits for no step before
  * `first`: those of an earlier call may have been given up. */
 static int feed_prompt(nmk_engine *g, int row, const nmk_request *rq, uint64_t first, nmk_err *e) {
     int end = rq->prompt_tokens - 1;
-    for (int base = 0; base < end; base += NMK_COLUMNS) {
+    for (int base = 0; base < end; base += NMK_POSITIONS) {
         nmk_column column[NMK_COLUMNS];
         int live = 0;
         for (int c = 0; c < NMK_COLUMNS; c++) {
             column[c] = nmk_column_idle();
-            if (base + c >= end) continue;
+            if (c >= NMK_POSITIONS || base + c >= end) continue;
             column[c].token = rq->prompt[base + c], column[c].pos = base + c, column[c].base = base;
             column[c].slot = row, column[c].remaining = 1, live++;
         }

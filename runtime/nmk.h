@@ -12,7 +12,7 @@
 
 #include "err.h"
 
-enum { NMK_ROWS = 8 };     /* sequences an engine decodes together, at most */
+enum { NMK_ROWS = 64 };    /* sequences an engine decodes together, at most */
 extern const int nmk_rows; /* those that this model's does */
 
 typedef struct nmk_engine nmk_engine;

@@ -42,7 +42,7 @@ struct nmk_vm {
     uint64_t seed;              /* any value; the same value walks the same way */
     const uint8_t *forced;      /* NULL, or another machine's arena: its router logits then choose the experts */
     struct nmk_vm_state *state; /* NULL at first; nmk_vm_close frees it */
-    unsigned filters; /* a bit for each column that is cut, as the step began: at its end columns may have ended */
+    uint64_t filters; /* a bit for each column that is cut, as the step began: at its end columns may have ended */
 };
 
 /* Runs one step.  0, or -1 with a message: a deadlock (naming the tasks that wait) or a list that makes no sense; the

@@ -28,13 +28,15 @@
 #include "engine.h"
 
 enum {
-    CHUNK = NMK_COLUMNS / 2, /* positions of a prompt in one step, cut at multiples of it */
-    HALVES = 2,              /* a chunk takes the first columns of a half: where it stands changes no sum */
+    HALVES =
+        2, /* of the columns that may feed a prompt: a chunk takes those of a half, where it stands changes no sum */
+    CHUNK = NMK_COLUMNS < NMK_POSITIONS * 2 ? NMK_COLUMNS / 2 : NMK_POSITIONS, /* of a prompt in one step, cut at
+                                                                                * multiples of it */
     FEED_AHEAD = 2,
     RECORDS = 64,
     PAGE = NMK_PAGE_TOKENS
 };
-_Static_assert(NMK_COLUMNS % HALVES == 0 && CHUNK > 0, "halves");
+_Static_assert(CHUNK > 0 && CHUNK * HALVES <= NMK_COLUMNS, "halves");
 _Static_assert(PAGE % CHUNK == 0, "a page begins with a chunk");
 
 typedef struct request request;
@@ -477,11 +479,14 @@ static void take_column(nmk_batch *b, int c) {
     b->on[c] = NULL;
 }
 
+/* Whether a column belongs to a prompt that is fed. */
+static bool feeds(request *const feed[HALVES], int c) { return c < HALVES * CHUNK && feed[c / CHUNK]; }
+
 /* A column for a row: a free one, else that of the row that has had one longest; -1: none. */
 static int find_column(const nmk_batch *b, request *const feed[HALVES]) {
     int found = -1;
     for (int c = 0; c < NMK_COLUMNS; c++) {
-        if (feed[c / CHUNK]) continue;
+        if (feeds(feed, c)) continue;
         if (!b->on[c]) return c;
         if (b->on[c]->since < b->plans && (found < 0 || b->on[c]->since < b->on[found]->since)) found = c;
     }
@@ -499,7 +504,7 @@ static void choose_fed(nmk_batch *b, request *feed[HALVES]) {
         while (feed[1] && shares_page(b, feed[1], feed[0])) feed[1] = next_fed(b, feed[1]);
         return;
     }
-    for (int c = 0; c < NMK_COLUMNS; c++) in_half[c / CHUNK] += b->on[c] != NULL;
+    for (int c = 0; c < HALVES * CHUNK; c++) in_half[c / CHUNK] += b->on[c] != NULL;
     if (in_half[0] != in_half[1]) b->feed_half = in_half[1] < in_half[0];
     if (b->feed_half) feed[1] = feed[0], feed[0] = NULL;
 }
@@ -555,7 +560,7 @@ static int plan(nmk_batch *b, request *const feed[HALVES], nmk_column column[NMK
     int live = 0;
     for (int c = 0; c < NMK_COLUMNS; c++) {
         column[c] = nmk_column_idle();
-        if (b->on[c] && feed[c / CHUNK]) take_column(b, c);
+        if (b->on[c] && feeds(feed, c)) take_column(b, c);
         write[c] = !b->on[c] && !b->idle[c];
     }
     for (int c; (r = next_ready(b)) && (c = find_column(b, feed)) >= 0;) {

@@ -13,7 +13,11 @@ DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
         s.group[thread] = __ldcg(&c->group);
         s.table_row[thread] = __ldcg(&c->slot);
         s.flags[thread] = __ldcg(&c->flags);
-    } else if (thread < TILE_COLUMNS) { /* idle for good */
+#ifdef NMK_WIDE
+        s.offers.heat[thread] = __ldcg(&c->temperature);
+        s.offers.key[thread] = nmk_noise_key(__ldcg(&c->seed_lo), __ldcg(&c->seed_hi), s.pos[thread]);
+#endif
+    } else if (thread < PLACES) { /* idle for good */
         s.pos[thread] = -1, s.base[thread] = s.group[thread] = s.table_row[thread] = s.flags[thread] = 0;
     }
     __syncthreads();
@@ -21,7 +25,7 @@ DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
         const int kind = thread;
         int first = 0;
 #pragma unroll 1
-        for (int n = 0; n < TILE_COLUMNS; n++) {
+        for (int n = 0; n < PLACES; n++) {
             const int pos = s.pos[n], base = s.base[n];
             const int low = kind ? max(0, pos + 1 - NMK_WINDOW) : 0;
             const int page0 = low / NMK_PAGE_TOKENS;
@@ -32,13 +36,13 @@ DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
             s.chunks[kind][n] = chunks, s.chunk0[kind][n] = first;
             first += chunks * NMK_KV_HEADS;
         }
-        s.chunk0[kind][TILE_COLUMNS] = first;
+        s.chunk0[kind][PLACES] = first;
         s.segments[kind] = (first - (int)blockIdx.x + NMK_SMS - 1) / NMK_SMS;
     }
     __syncthreads();
     if (thread < 2 * NMK_MAX_SEGMENTS) {
         const int kind = thread / NMK_MAX_SEGMENTS, i = thread % NMK_MAX_SEGMENTS, j = blockIdx.x + i * NMK_SMS;
-        if (j < s.chunk0[kind][TILE_COLUMNS]) {
+        if (j < s.chunk0[kind][PLACES]) {
             const Segment seg = segment_of(s, kind, j);
             s.segment[kind][i] = seg;
         }
@@ -80,12 +84,13 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     deal_attention(s, p, thread);
-    u32 columns = 0, filters = 0, flags = 0;
+    Mask columns = 0, filters = 0;
+    u32 flags = 0;
 #pragma unroll 1
-    for (int n = 0; n < TILE_COLUMNS; n++)
+    for (int n = 0; n < PLACES; n++)
         if (s.pos[n] >= 0) {
-            columns |= 1u << n, flags |= s.flags[n];
-            if (s.flags[n] & NMK_COLUMN_FILTERS) filters |= 1u << n;
+            columns |= (Mask)1 << n, flags |= s.flags[n];
+            if (s.flags[n] & NMK_COLUMN_FILTERS) filters |= (Mask)1 << n;
         }
 
     if (warp >= WARPS_COMPUTE) {
@@ -122,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         }
         if (warp == WARPS_COMPUTE + 1) { /* -------------------------------------------- helper */
             Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1},
-                        filters, filters | (flags & NMK_COLUMN_LOGPROBS)};
+                        filters, (WIDE ? (u32)(filters != 0) : (u32)filters) | (flags & NMK_COLUMN_LOGPROBS)};
 #pragma unroll 1
             for (;;) {
                 if (!c.next()) break;
@@ -164,9 +169,18 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         int tiles = -1, width = 0; /* what is left to the pipelines */
         bool claimed = false;
         const bf16 *row = nullptr;
+#ifdef NMK_WIDE
+        const bf16 *xn = nullptr;
+        int chunks = 1, instance = 0; /* row tiles of one expert; of the route */
+#endif
         if (WAITS_COMPUTE >> op & 1) c.wait_task(d);
 //@slot dispatch compute
+#ifdef NMK_WIDE
+        if (tiles >= 0) gemm_x_wide(c, xn, tiles, claimed, chunks, instance);
+        if (row) row_tile_wide(c, row, width);
+#else
         if (tiles >= 0) gemm_x_compute(c, tiles, claimed);
         if (row) row_tile_any<RAGGED>(c, row, width);
+#endif
     }
 }

@@ -19,13 +19,24 @@ typedef u16 bf16; /* bit pattern */
 #define INFINITY __int_as_float(0x7f800000)
 
 constexpr int WARPS_COMPUTE = 8, WARPS_STORE = 2, WARPS_ALL = 12;
-constexpr int TILE_COLUMNS = 8; /* of an MMA: registers and shared memory hold all, global buffers NMK_COLUMNS */
+constexpr int TILE_COLUMNS = 8; /* of an MMA */
+constexpr int COLUMN_TILES = (NMK_COLUMNS + TILE_COLUMNS - 1) / TILE_COLUMNS; /* the MMAs' N, in tiles */
+constexpr bool FEW = COLUMN_TILES < 8; /* whether there are registers for another way with one live tile of columns */
+constexpr int PLACES = COLUMN_TILES * TILE_COLUMNS; /* in registers and shared memory; global buffers: NMK_COLUMNS */
+#if NMK_COLUMNS > 8 /* more than an MMA takes: the normalised x is in global memory, and who needs it reads it in L2 */
+#define NMK_WIDE 1
+constexpr bool WIDE = true;
+typedef unsigned long long Mask; /* of columns */
+#else
+constexpr bool WIDE = false;
+typedef unsigned int Mask;
+#endif
 constexpr int JOBS = 4;         /* job buffers between compute and store: 8 warps x 512 bytes each */
 constexpr int JOB_BYTES = WARPS_COMPUTE * 512;
 constexpr int TAGS = 2 * JOBS;  /* tags live until the storer has read them, one lap longer than a buffer */
 constexpr int DESC_BLOCK = 8;   /* descriptors fetched by one bulk copy */
 constexpr int DESC_BLOCKS = 4;  /* blocks in shared memory: the producer may run two ahead of the slowest role */
-constexpr int SLOTS = 64;       /* most experts that can be active in one step */
+constexpr int SLOTS = WIDE ? 128 : 64; /* most experts that can be active in one step */
 constexpr int MAX_PARTS = 36;   /* partials of one head that the registers of combine hold: 9 a lane, 4 groups */
 #ifdef NMK_RACECHECK /* which does not see through __syncwarp and one lane's arrive */
 constexpr bool EVERY_LANE_ARRIVES = true;
@@ -131,6 +142,17 @@ DEVICE void add_release(u32 *p)
 /* What this step wrote is read through L2: L1 is not coherent. */
 DEVICE uint4 load_l2(const void *p) { return __ldcg((const uint4 *)p); }
 
+/* 16 bytes from L2 to shared memory, and what ends a group of such copies. */
+DEVICE void copy_async(u32 to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+DEVICE void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* Until no more than MOST of the lane's groups are under way. */
+template <int MOST> DEVICE void wait_async() { asm volatile("cp.async.wait_group %0;" ::"n"(MOST) : "memory"); }
+
 DEVICE void barrier_compute() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
 /* ------------------------------------------------------------------------------------------------ sampling */
@@ -183,7 +205,8 @@ typedef Packed<NMK_HIDDEN> PackedX;
 
 /* The normalised x is kept as B fragments: in registers, or in shared memory where a warp's share of a row is more than
  * they hold. */
-constexpr bool X_SHARED = NMK_X_BYTES > 0;
+constexpr bool X_SHARED = NMK_X_BYTES > 0 && !WIDE;
+constexpr bool X_REGISTERS = !X_SHARED && !WIDE;
 static_assert(!X_SHARED || NMK_X_BYTES == TILE_COLUMNS * PackedX::padded * 2, "the fragments of a row");
 
 /* ------------------------------------------------------------------------------------------------ shared memory */
@@ -203,22 +226,56 @@ struct Cut {
     u64 target;
 };
 
+#ifdef NMK_WIDE
+/* Which columns go to which expert: pairs of both, an expert's one after the other and in order of columns.  A pair's
+ * number is also the row of h. */
+constexpr int PAIRS = PLACES * 8;
+struct Routes {
+    u64 columns[SLOTS]; /* of an active expert */
+    u16 first[SLOTS + 2];
+    float weight[PAIRS];
+    u8 column[PAIRS];
+};
+
+/* While routes are made, by columns and by experts. */
+struct Choices {
+    u64 columns[128];
+    float weight[PLACES][8];
+    u8 expert[PLACES][8], slot[128];
+    u32 active[4];
+    int pairs[4];
+};
+
+/* The storers' best candidate of each column, and what they perturb with. */
+struct Offers {
+    float best[WARPS_STORE][PLACES], heat[PLACES];
+    int id[WARPS_STORE][PLACES];
+    nmk_noise key[PLACES];
+};
+#endif
+
 struct Shared {
     u64 full[NMK_RING_STAGES], empty[NMK_RING_STAGES];
     u64 job_full[JOBS], job_empty[JOBS], route_ready[2], desc_full[DESC_BLOCKS], desc_empty[DESC_BLOCKS];
     alignas(128) int desc[DESC_BLOCKS * DESC_BLOCK * NMK_DESC_WORDS];
     /* columns, fixed for the launch; kind 0 = full, 1 = sliding */
-    int pos[8], base[8], group[8], table_row[8], flags[8];
-    int low[2][8], pages[2][8], first_page[2][8], chunks[2][8], chunk0[2][9];
+    int pos[PLACES], base[PLACES], group[PLACES], table_row[PLACES], flags[PLACES];
+    int low[2][PLACES], pages[2][PLACES], first_page[2][PLACES], chunks[2][PLACES], chunk0[2][PLACES + 1];
     alignas(16) Segment segment[2][NMK_MAX_SEGMENTS]; /* this SM's; where chunks are claimed, see claimed_segment */
     int segments[2];
     /* route, double buffered by instance */
     int active[2], expert[2][SLOTS];
+#ifdef NMK_WIDE
+    Routes routes[2];
+    Choices choices;
+    Offers offers;
+#else
     float weight[2][SLOTS * 8];
     u32 chosen[8][4], active_mask[4];
     int active_before[4];
     int top_expert[8][8];
     float top_weight[8][8];
+#endif
     /* consumers among themselves */
     alignas(16) float sum[8][8];
     float score_max[2][8][8], score_sum[2][8][8];
@@ -243,10 +300,17 @@ constexpr int SHARED_JOBS = NMK_RING_STAGES * NMK_STAGE_BYTES;
 constexpr int SHARED_X = SHARED_JOBS + JOBS * JOB_BYTES;
 constexpr int SHARED_REST = SHARED_X + NMK_X_BYTES;
 constexpr int SHARED_BYTES = SHARED_REST + sizeof(Shared);
-static_assert(NMK_COLUMNS <= TILE_COLUMNS, "a step has at most the columns of an MMA");
+static_assert(NMK_COLUMNS <= 64, "masks of columns have 64 bits");
 static_assert(SHARED_BYTES <= NMK_SMEM_BYTES, "shared memory: NMK_SMEM_BYTES is smaller than what the kernel uses");
 
 /* ------------------------------------------------------------------------------------------------ contexts */
+
+DEVICE int count_bits(u32 bits) { return __popc(bits); }
+DEVICE int count_bits(u64 bits) { return __popcll(bits); }
+DEVICE int first_bit(u32 bits) { return __ffs(bits) - 1; }
+DEVICE int first_bit(u64 bits) { return __ffsll(bits) - 1; }
+/* Of a mask, what is before column n. */
+DEVICE Mask below(int n) { return ((Mask)1 << n) - 1; }
 
 /* A link of the dispatch; keeps the compiler from making a jump table of the chain. */
 DEVICE bool is(int &op, int code)
@@ -261,7 +325,7 @@ struct Context {
     Shared &s;
     u8 *ring;
     u32 role;    /* a constant in every role's code */
-    u32 columns; /* bit n: column n is live */
+    Mask columns; /* bit n: column n is live */
     int lane, task;
 
     template <class T> __device__ __forceinline__ T *buffer(int offset128) const
@@ -281,7 +345,20 @@ struct Context {
     /* Whether the global buffers have a place for the column, live or not. */
     static __device__ __forceinline__ bool stored(int column)
     {
-        return NMK_COLUMNS == TILE_COLUMNS || column < NMK_COLUMNS;
+        return NMK_COLUMNS == PLACES || column < NMK_COLUMNS;
+    }
+    /* Whether there is anything to do for a tile of columns.  The first one counts as live. */
+    __device__ __forceinline__ bool live_tile(int tile) const
+    {
+        return tile == 0 || (columns >> tile * TILE_COLUMNS & 0xff) != 0;
+    }
+    /* The same as a mask of tiles. */
+    __device__ __forceinline__ u32 live_tiles() const
+    {
+        u32 tiles = 1;
+#pragma unroll
+        for (int n = 1; n < COLUMN_TILES; n++) tiles |= (u32)live_tile(n) << n;
+        return tiles;
     }
 
     /* Every wait for another SM is bounded in time.  Who gives up leaves a word in p.abort; whoever waits sees it and
@@ -456,6 +533,17 @@ struct Loader : Context {
         run = src, stages = count, stage_bytes = bytes;
     }
 
+    /* Row tiles two by two, whose stages take turns. */
+    __device__ __forceinline__ void stream_pairs(const u8 *src, int tiles, int count, u32 bytes, u32 tile_bytes)
+    {
+#pragma unroll 1
+        for (int i = 0; i < tiles; i += 2, src += 2 * tile_bytes) {
+            const int two = min(2, tiles - i);
+#pragma unroll 1
+            for (int k = 0; k < two * count; k++) push(src + (k % two) * tile_bytes + k / two * bytes, bytes, 0);
+        }
+    }
+
     /* A stage without data: the end of claimed work. */
     __device__ __forceinline__ void push_end()
     {
@@ -484,8 +572,8 @@ struct Consumer : Context {
     Slot slot;
     int warp;
     u32 job, pair;               /* pair: parity of the attention exchange buffers */
-    uint4 x[X_SHARED ? 1 : PackedX::granules]; /* normalised x, column g, this warp's k: B fragments */
-    float acc[4];                /* rows g and g+8 of the SM's own row tile, columns 2t and 2t+1 */
+    uint4 x[X_REGISTERS ? PackedX::granules : 1]; /* normalised x, column g, this warp's k: B fragments */
+    float acc[COLUMN_TILES][4];  /* rows g and g+8 of the SM's own row tile, columns 2t and 2t+1 of each tile */
 
     __device__ __forceinline__ int g() const { return lane >> 2; }
     __device__ __forceinline__ int t() const { return lane & 3; }
@@ -613,7 +701,7 @@ DEVICE void gemm_x_compute(Consumer &c, int tiles, bool claimed)
 #pragma unroll
                     for (int k = 0; k < L::tiles; k++) next[k] = c.tile<L::tiles>(ahead, k);
                 }
-                if constexpr (!X_SHARED) multiply(even, odd, a, c.x, s * L::tiles);
+                if constexpr (X_REGISTERS) multiply(even, odd, a, c.x, s * L::tiles);
                 u32 seen = 0;
 #pragma unroll
                 for (int k = 0; k < L::tiles; k++) seen |= a[k].x;
@@ -634,7 +722,9 @@ DEVICE void gemm_x_compute(Consumer &c, int tiles, bool claimed)
 template <class Task> DEVICE void gemm_x_load(Loader &c, const Task &t)
 {
     typedef PackedX L;
-    c.stream_task(c.weights(t.weight_kib) + (u64)t.tile * L::tile_bytes, t.tiles * L::stages, L::stage_bytes);
+    const u8 *from = c.weights(t.weight_kib) + (u64)t.tile * L::tile_bytes;
+    if (WIDE && (!FEW || c.live_tiles() > 1)) c.stream_pairs(from, t.tiles, L::stages, L::stage_bytes, L::tile_bytes);
+    else c.stream_task(from, t.tiles * L::stages, L::stage_bytes);
 }
 
 /* The SM's own row tile of a [rows][K] matrix. */
@@ -670,13 +760,13 @@ DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
             c.wait_full(c.slot);
 #pragma unroll
             for (int k = 0; k < TILES; k++) a[k] = c.tile<TILES>(c.slot, k), seen |= a[k].x;
-            multiply(c.acc, odd, a, b[j], 0);
+            multiply(c.acc[0], odd, a, b[j], 0);
             fetch(b[j], s0 + j + AHEAD);
             c.release(seen);
         }
     }
 #pragma unroll
-    for (int k = 0; k < 4; k++) c.acc[k] += odd[k];
+    for (int k = 0; k < 4; k++) c.acc[0][k] += odd[k];
 }
 
 /* The same for a width that is only a multiple of 16, of which a stage is T tiles a warp.  A unit of stages holds whole
@@ -713,15 +803,173 @@ template <int T> DEVICE void row_tile_ragged(Consumer &c, const bf16 *in, int wi
                 c.wait_full(c.slot);
 #pragma unroll
                 for (int k = 0; k < T; k++) a[k] = c.tile<T>(c.slot, k), seen |= a[k].x;
-                multiply(c.acc, odd, a, b[j], s * T);
+                multiply(c.acc[0], odd, a, b[j], s * T);
                 c.release(seen);
             }
             fetch(b[j], u0 + j + AHEAD);
         }
     }
 #pragma unroll
-    for (int k = 0; k < 4; k++) c.acc[k] += odd[k];
+    for (int k = 0; k < 4; k++) c.acc[0][k] += odd[k];
 }
+
+/* ---- more columns than an MMA takes ---- */
+
+#ifdef NMK_WIDE
+/* acc += row tiles of the ring times activations that this step wrote: `in` + from(n) is the row of the lane's column g
+ * of tile n; tiles: of which n there is anything.  two: the stages of two row tiles take turns, and one read of the
+ * activations serves both.  per: tiles of a stage and warp.  The operands of DEPTH granules are loaded ahead of their
+ * use; what of a granule is past the width meets weights that are zero. */
+template <int R, int N, int DEPTH, class Rows>
+DEVICE void multiply_wide(Consumer &c, float (&acc)[R][N][4], const bf16 *in, Rows from, u32 tiles, bool two, int width,
+                          int per)
+{
+    const int granules = (width + 255) / 256, half = per >> 2; /* half: granules of a stage are two */
+    uint4 b[DEPTH][N];
+    auto place = [&](int q) {
+        const int k = per == 3 ? (c.warp * granules + q) * 32
+                               : (q >> half) * (per * 128) + c.warp * (per * 16) + (q & half) * 32;
+        return min(k + 8 * c.t(), width - 8);
+    };
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) {
+        const bf16 *row = in + place(min(d, granules - 1));
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (N == 1 || tiles >> n & 1) b[d][n] = load_l2(row + from(n));
+    }
+    int at = 0;
+    u32 seen[R] = {};
+#pragma unroll 1
+    for (int q0 = 0; q0 < granules; q0 += DEPTH) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            if (q0 + d >= granules) break;
+            uint4 a[R][2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                Slot second = c.slot;
+                if (R > 1) second.advance(c.p.ring_stages);
+                if (at == 0) {
+                    c.wait_full(c.slot);
+                    if (R > 1 && two) c.wait_full(second);
+                    seen[0] = seen[R - 1] = 0;
+                }
+                const u32 offset = (c.warp * per + at) * 512 + c.lane * 16;
+                a[0][h] = *(const uint4 *)(c.ring + c.slot.index * NMK_STAGE_BYTES + offset);
+                seen[0] |= a[0][h].x;
+                if (R > 1 && two) {
+                    a[R - 1][h] = *(const uint4 *)(c.ring + second.index * NMK_STAGE_BYTES + offset);
+                    seen[R - 1] |= a[R - 1][h].x;
+                }
+                if (++at == per) {
+                    at = 0;
+                    c.release(seen[0]);
+                    if (R > 1 && two) c.release(seen[R - 1]);
+                }
+            }
+            const bf16 *next = in + place(min(q0 + d + DEPTH, granules - 1));
+            const bool more = q0 + d + DEPTH < granules;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                if (N > 1 && !(tiles >> n & 1)) continue;
+                const uint4 v = b[d][n];
+                mma(acc[0][n], a[0][0], v.x, v.y);
+                if (R > 1 && two) mma(acc[R - 1][n], a[R - 1][0], v.x, v.y);
+                mma(acc[0][n], a[0][1], v.z, v.w);
+                if (R > 1 && two) mma(acc[R - 1][n], a[R - 1][1], v.z, v.w);
+                if (more) b[d][n] = load_l2(next + from(n));
+            }
+        }
+    }
+}
+
+/* Granules of all tiles of columns for which there are registers. */
+constexpr int WIDE_DEPTH = COLUMN_TILES < 8 ? 8 / COLUMN_TILES : 1, FEW_DEPTH = 8;
+
+DEVICE void row_tile_wide(Consumer &c, const bf16 *in, int width)
+{
+    const u32 live = c.live_tiles();
+    const int all = (width + 255) / 256 * 2, per = all % 4 == 0 ? 4 : all % 3 == 0 ? 3 : 2;
+    in += c.g() * width;
+    auto from = [&](int n) { return n * TILE_COLUMNS * width; };
+    if (live == 1) /* with more loads under way */
+        multiply_wide<1, 1, FEW_DEPTH>(c, (float(&)[1][1][4])c.acc, in, from, 1, false, width, per);
+    else
+        multiply_wide<1, COLUMN_TILES, WIDE_DEPTH>(c, (float(&)[1][COLUMN_TILES][4])c.acc, in, from, live, false, width,
+                                                   per);
+}
+
+/* Row tiles, two at a time as they come, times the normalised x of all columns. */
+DEVICE void gemm_x_pairs(Consumer &c, const bf16 *xn, int tiles, u32 live)
+{
+    auto from = [](int n) { return n * TILE_COLUMNS * NMK_HIDDEN; };
+    xn += c.g() * NMK_HIDDEN;
+#pragma unroll 1
+    for (int i = 0; i < tiles; i += 2) {
+        const bool two = i + 1 < tiles;
+        float acc[2][COLUMN_TILES][4] = {};
+        multiply_wide<2, COLUMN_TILES, WIDE_DEPTH>(c, acc, xn, from, live, two, NMK_HIDDEN, PackedX::tiles);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (r && !two) break;
+#pragma unroll
+            for (int n = 0; n < COLUMN_TILES; n++)
+                if (live >> n & 1) c.hand(acc[r][n]);
+        }
+    }
+}
+
+/* Row tiles times the normalised x.  claimed: until the producer's end mark, their number in the stage's tag; `chunks`
+ * of them are an expert's, which gathers the columns that chose it.  A job's tag is then the row tile's number, and
+ * which of the expert's tiles of columns it is. */
+DEVICE void gemm_x_wide(Consumer &c, const bf16 *xn, int tiles, bool claimed, int chunks, int instance)
+{
+    const Routes &r = c.s.routes[instance & 1];
+    const u32 live = c.live_tiles();
+    auto tag_job = [&](int tag) {
+        if (claimed && c.warp == 0 && c.lane == 0) c.s.job_tag[c.job % TAGS] = tag;
+    };
+    if (!claimed && (!FEW || live > 1)) return gemm_x_pairs(c, xn, tiles, live);
+    asm volatile("" : "+r"(c.lane)); /* what either way computes from it is not worth a register in the other */
+#pragma unroll 1
+    for (int i = 0; claimed ? !c.gone() : i < tiles; i++) {
+        int tag = 0, first = 0, count = TILE_COLUMNS;
+        if (claimed) {
+            c.wait_full(c.slot);
+            tag = c.s.stage_tag[c.slot.index];
+            if (tag < 0) { /* as one mark for each storer */
+                const float none[4] = {0, 0, 0, 0};
+                c.release(tag);
+#pragma unroll 1
+                for (int mark = 1; mark <= WARPS_STORE; mark++) tag_job(-mark), c.hand(none);
+                break;
+            }
+            first = r.first[tag / chunks], count = r.first[tag / chunks + 1] - first;
+        }
+        auto row = [&](int i) { return (claimed ? r.column[first + min(i, count - 1)] : i) * NMK_HIDDEN; };
+        if (count <= TILE_COLUMNS) {
+            const int only = row(c.g());
+            auto from = [&](int) { return only; };
+            float acc[1][1][4] = {};
+            multiply_wide<1, 1, FEW_DEPTH>(c, acc, xn, from, 1, false, NMK_HIDDEN, PackedX::tiles);
+            tag_job(tag * COLUMN_TILES), c.hand(acc[0][0]);
+        } else {
+            const int tiles_of = (count + TILE_COLUMNS - 1) / TILE_COLUMNS;
+            int rows[COLUMN_TILES];
+            float acc[1][COLUMN_TILES][4] = {};
+#pragma unroll
+            for (int n = 0; n < COLUMN_TILES; n++) rows[n] = row(n * TILE_COLUMNS + c.g());
+            auto from = [&](int n) { return rows[n]; };
+            multiply_wide<1, COLUMN_TILES, WIDE_DEPTH>(c, acc, xn, from, (1u << tiles_of) - 1, false, NMK_HIDDEN,
+                                                       PackedX::tiles);
+#pragma unroll
+            for (int n = 0; n < COLUMN_TILES; n++)
+                if (n < tiles_of) tag_job(tag * COLUMN_TILES + n), c.hand(acc[0][n]);
+        }
+    }
+}
+#endif
 
 /* A width that row_tile_compute does not take, as the bit of its tiles a stage. */
 template <int K> constexpr u32 RAGGED_BIT = K % 512 == 0 ? 0 : 1u << Packed<K>::tiles;
@@ -741,8 +989,27 @@ template <u32 RAGGED> DEVICE void row_tile_any(Consumer &c, const bf16 *in, int 
 
 /* ------------------------------------------------------------------------------------------------ store */
 
+/* A job of a row tile: one of its tiles of columns. */
+struct Tile {
+    int row, column; /* numbers of tiles */
+};
+
 struct Storer : Context {
     u32 index, job; /* index: 0 or 1; the storers take jobs in turn */
+
+    /* The job after this one, for whoever walks the row tiles that the consumers hand on. */
+    __device__ __forceinline__ void next_job(Tile &at)
+    {
+        job++;
+        if (WIDE) {
+            while (++at.column < COLUMN_TILES)
+                if (live_tile(at.column)) return;
+            at.column = 0;
+        }
+        at.row++;
+    }
+    /* The first of a lane's two columns. */
+    __device__ __forceinline__ int column(const Tile &at) const { return at.column * TILE_COLUMNS + 2 * t(); }
 
     __device__ __forceinline__ int g() const { return lane >> 2; }
     __device__ __forceinline__ int t() const { return lane & 3; }
@@ -822,7 +1089,8 @@ struct Share {
 };
 
 struct Helper : Context {
-    u32 filters, wanted; /* columns that are cut; not 0: optional tasks run in this launch.  All SMs see the same */
+    Mask filters; /* columns that are cut */
+    u32 wanted;   /* not 0: optional tasks run in this launch.  All SMs see the same */
 
     __device__ __forceinline__ bool awake() const { return wanted; }
 
@@ -831,14 +1099,14 @@ struct Helper : Context {
      * bit.  False: none is cut. */
     __device__ __forceinline__ bool share(int vocab, Share &mine) const
     {
-        const int columns = __popc(filters);
+        const int columns = count_bits(filters);
         if (columns == 0) return false;
         const int turn = blockIdx.x % columns, part = blockIdx.x / columns;
         const int parts = (NMK_SMS - turn + columns - 1) / columns, tiles = vocab / 16;
-        u32 left = filters;
+        Mask left = filters;
 #pragma unroll 1
         for (int i = 0; i < turn; i++) left &= left - 1;
-        mine.column = __ffs(left) - 1, mine.first = tiles * part / parts * 16;
+        mine.column = first_bit(left), mine.first = tiles * part / parts * 16;
         mine.count = tiles * (part + 1) / parts * 16 - mine.first;
         return true;
     }

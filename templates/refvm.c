@@ -27,6 +27,7 @@ struct vm_route {
     int instance, active;
     int expert[NMK_EXPERT_SLOTS];                  /* ascending */
     float weight[NMK_EXPERT_SLOTS][NMK_COLUMNS];   /* 0: the column did not choose this expert */
+    int row[NMK_EXPERT_SLOTS][NMK_COLUMNS];        /* of h, of an active expert and a column that chose it */
 };
 
 /* Running softmax of the GROUP query heads of one kv head, base 2. */
@@ -48,7 +49,9 @@ struct vm_sm {
     struct cut cut;
     struct vm_route route[2];
     float acc[16][NMK_COLUMNS];
+#if NMK_COLUMNS <= 8
     uint16_t xn[NMK_COLUMNS][NMK_HIDDEN];
+#endif
     int claimed, held; /* units that the present task has claimed; the one it has not computed yet, or -1 */
     struct softmax softmax; /* attention's, of the chunk it is at */
     char err[160];
@@ -262,7 +265,7 @@ static int share(const struct nmk_vm *vm, int sm, int vocab, struct share *mine)
 {
     int column[NMK_COLUMNS], columns = 0;
     for (int n = 0; n < NMK_COLUMNS; n++)
-        if (vm->filters & 1u << n) column[columns++] = n;
+        if (vm->filters >> n & 1) column[columns++] = n;
     if (columns == 0) return 0;
     const int turn = sm % columns, part = sm / columns, parts = (NMK_SMS - turn + columns - 1) / columns;
     mine->column = column[turn], mine->first = vocab / 16 * part / parts * 16;
@@ -358,6 +361,12 @@ static int claim(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d, int tick
     if (next < 0 || next >= NMK_CLAIM_UNITS) return fail(sm, "unit %d: a step has %d", next, NMK_CLAIM_UNITS);
     return atomic_exchange(&c->owner[next], (short)(sm->id + 1)) ? fail(sm, "unit %d is claimed twice", next) : MORE;
 }
+/* The normalised x of a column: the SM's own, or, of more columns than an MMA takes, all SMs'. */
+#if NMK_COLUMNS <= 8
+#define XN(n) sm->xn[n]
+#else
+#define XN(n) ((const uint16_t *)buffer(vm, t.xn) + (n) * P.hidden)
+#endif
 
 /* ---- ops ---- */
 
@@ -739,7 +748,7 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
         vm->out[n] = -1;
         if (!active(vm, n)) continue;
         s->awake |= vm->control->column[n].flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS);
-        if (vm->control->column[n].flags & NMK_COLUMN_FILTERS) vm->filters |= 1u << n;
+        if (vm->control->column[n].flags & NMK_COLUMN_FILTERS) vm->filters |= (uint64_t)1 << n;
     }
     if (vm->threads > 1 ? step_threaded(vm, err, err_len) : step_seeded(vm, err, err_len)) return -1;
     return report_unclaimed(vm, err, err_len);

@@ -26,11 +26,14 @@ M.TRACE_STAMPS = 4
 -- A block: its warps by the registers that each of their threads has.
 M.WARPS = { { what = "inc", count = 8, registers = 200 }, { what = "dec", count = 4, registers = 104 } }
 M.LANES = 32
+local WARPS_COMPUTE = M.WARPS[1].count
 -- Shared memory beside the ring, with a ring of 12 stages: job buffers, descriptors, tables. And a place for each of an
 -- SM's chunks of attention, of both kinds.
 local SHARED_BYTES, SEGMENT_BYTES = 34816, 2 * 32
 -- Columns of the normalised x, of all that one MMA takes, that the registers of a warp's lanes hold.
-local X_COLUMNS, TILE_COLUMNS = 2048, 8
+local X_COLUMNS = 2048
+-- What more columns than an MMA takes need in the tables.
+local WIDE_COLUMN_BYTES = 208
 -- nmk_hang.word: the task's bits, then the SM's, then the role's.
 M.TASK_BITS = 12
 M.SM_BITS = 8
@@ -233,15 +236,24 @@ local function max_segments(model)
   return claims_attention(model) and math.max(segments, (model.schedule.ring_stages + 1) // 2) or segments
 end
 
---- Shared memory for the normalised x of 8 columns; 0 where the registers hold it.
+--- Shared memory for the normalised x of 8 columns; 0 where the registers hold it. With more
+--- columns a place for rows that are gathered.
 local function x_bytes(model)
   local packed = memory.packed_cols(model.family_module.values(model).hidden or 0)
-  return packed > X_COLUMNS and TILE_COLUMNS * packed * 2 or 0
+  local values = model.family_module.values(model)
+  if ops.is_wide(model.schedule.columns) then
+    -- as ops/expert_down.cu gathers rows of h: two loads of each warp
+    return (values.experts or 0) > 0 and WARPS_COMPUTE * 2 * memory.packed_cols(values.expert_ff) // 256 * 9 * 64 or 0
+  end
+  if packed <= X_COLUMNS then return 0 end
+  return ops.TILE_COLUMNS * packed * 2
 end
 
 --- Shared memory that a block needs beside the ring, at most. The kernel asserts it.
 function M.shared_rest_bytes(model)
-  return SHARED_BYTES + max_segments(model) * SEGMENT_BYTES + x_bytes(model)
+  local columns = model.schedule.columns
+  local wide = ops.is_wide(columns) and columns * WIDE_COLUMN_BYTES or 0
+  return SHARED_BYTES + max_segments(model) * SEGMENT_BYTES + x_bytes(model) + wide
 end
 
 --- Stages for which a block of the target has room.
@@ -270,6 +282,8 @@ local function all_constants(model, g, registry)
     end
   end
   add("COLUMNS", model.schedule.columns)
+  -- of one sequence that a step may compute
+  add("POSITIONS", math.min(model.schedule.columns, ops.TILE_COLUMNS))
   add("SMS", model.target.sms)
   add("DESC_WORDS", ops.WORDS)
   add("MAX_TASKS", max_tasks(model, g))

@@ -92,7 +92,8 @@ end
 local PIPELINE_FIELDS = { gemm_x = { load = { "tile", "tiles", "weight_kib" }, compute = { "tiles" } } }
 
 --- The used ops by the code that plays `role` for them: lists of ops, each list one case, the most frequent first.
-local function groups(used, role, instances)
+--- wide: the normalised x is in a buffer.
+local function groups(used, role, instances, wide)
   local list, by_key = {}, {}
   for _, op in ipairs(used) do
     local pipeline = op.supplied[role]
@@ -103,6 +104,7 @@ local function groups(used, role, instances)
       for _, name in ipairs(PIPELINE_FIELDS[pipeline][role]) do
         key[#key + 1] = ("%s=%d"):format(name, op.word[name])
       end
+      if wide and role == "compute" then key[#key + 1] = ("xn=%d"):format(op.word.xn) end
       key = table.concat(key, " ")
       if not by_key[key] then
         by_key[key] = { pipeline = pipeline }
@@ -124,13 +126,18 @@ end
 --- The body of one case. Waiting and signalling are the dispatch's: an op knows of neither (the skeleton signals after
 --- all cases). In the compute role the pipelines run after the cases too, one copy for all their ops: a gemm_x case
 --- only says how many tiles (an op with run-time claims: that more may follow), a row_tile case where its operand is.
-local function emit_case(w, group, role)
+--- wide: of a gemm_x case too, and how many tiles one expert has.
+local function emit_case(w, group, role, wide)
   local op = group[1]
   local before = group.section and group.section.text:find("struct%s+Before")
   local call = ("op_%s::%s(c, t%s);"):format(op.name, role, before and ", b" or "")
   if role == "compute" and op.pipeline == "gemm_x" then
     call = group.pipeline and "tiles = t.tiles;" or ("tiles = op_%s::compute(c, t), claimed = %s;"):format(op.name,
       op.claim and "true" or "false")
+    if wide then
+      call = call .. " xn = c.buffer<bf16>(t.xn);"
+      if op.claim then call = call .. (" chunks = op_%s::CHUNKS, instance = d[7];"):format(op.name) end
+    end
   elseif role == "compute" and op.pipeline == "row_tile" then
     call = ("row = op_%s::compute(c, t), width = op_%s::WIDTH;"):format(op.name, op.name)
   elseif group.pipeline then
@@ -154,8 +161,8 @@ end
 
 --- The dispatch of a role: all comparisons first, close together, then the bodies. A switch would become an indirect
 --- jump through constant memory, an if-else chain a walk over all the bodies; both miss the instruction cache.
-local function emit_dispatch(w, used, role, instances)
-  local list = groups(used, role, instances)
+local function emit_dispatch(w, used, role, instances, wide)
+  local list = groups(used, role, instances, wide)
   for _, group in ipairs(list) do
     for _, member in ipairs(group) do
       w:line("if (is(op, NMK_OP_%s)) goto %s_%s;", member.name:upper(), role, group[1].name)
@@ -163,7 +170,7 @@ local function emit_dispatch(w, used, role, instances)
   end
   w:line(role == "load" and "goto load_done;" or "continue;")
   for _, group in ipairs(list) do
-    emit_case(w, group, role)
+    emit_case(w, group, role, wide)
   end
   w:line("%s_done:;", role)
 end
@@ -217,7 +224,7 @@ local function slots(ctx, used)
   end
   for _, role in ipairs(ops.ROLES) do
     list["dispatch " .. role] = function(w)
-      emit_dispatch(w, used, role, instances)
+      emit_dispatch(w, used, role, instances, ops.is_wide(ctx.model.schedule.columns))
     end
   end
   return list

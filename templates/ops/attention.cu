@@ -30,7 +30,7 @@ constexpr bool CLAIMED = P::claim_attention != NMK_CLAIM_STATIC;
 /* Two pages at a time: K K V V, or one after the other where a stage holds both. */
 DEVICE void load(Loader &c, const Task &t)
 {
-    const int kind = t.sliding, count = CLAIMED ? c.s.chunk0[kind][TILE_COLUMNS] : c.s.segments[kind];
+    const int kind = t.sliding, count = CLAIMED ? c.s.chunk0[kind][PLACES] : c.s.segments[kind];
     const u64 page_bytes = (u64)(kind ? P::sliding_layers : P::full_layers) * P::kv_heads * (2 * HALF_PAGE);
     const int *tables = (const int *)(kind ? c.p.table_sliding : c.p.table_full);
     const u8 *pool = (const u8 *)(kind ? c.p.kv_sliding : c.p.kv_full);
@@ -157,8 +157,9 @@ DEVICE void compute(Consumer &c, const Task &t)
     const bf16 *qkv = c.buffer<bf16>(t.qkv);
     const float *squares = c.buffer<float>(t.squares);
     const float none = -1e30f;
-    /* with two tiles there are no registers for it, and who claims does not know what comes */
-    constexpr bool AHEAD = TILES == 1 && !CLAIMED;
+    /* with two tiles there are no registers for it, nor with norms beside the accumulator of 64 columns, and who claims
+     * does not know what comes */
+    constexpr bool AHEAD = TILES == 1 && !CLAIMED && !(P::qk_norm && COLUMN_TILES == 8);
     uint4 ahead[TILES][FRAGMENTS];
     float2 squares_ahead[TILES];
     auto fetch = [&](const Segment &g) {
@@ -216,21 +217,35 @@ DEVICE void compute(Consumer &c, const Task &t)
             const bf16 *kv = qkv + seg.kv_head * P::head_dim;
             /* an idle column's position is below any low */
             auto seen = [&](int n) { return s.group[n] == own && s.pos[n] <= pos && s.pos[n] >= low; };
-            const bool mine = seen(g);
+#ifdef NMK_WIDE /* token g is the sequence's column that has g others before it; a step has NMK_POSITIONS at most */
+            Mask all = __ballot_sync(~0u, lane < PLACES && seen(lane % PLACES));
+            if (PLACES > 32) all |= (Mask)__ballot_sync(~0u, lane + 32 < PLACES && seen((lane + 32) % PLACES)) << 32;
+            auto column_of = [&](int n) {
+                Mask left = all;
+                for (; n > 0; n--) left &= left - 1;
+                return first_bit(left);
+            };
+            auto there = [&](int n) { return column_of(n) >= 0; };
+#else
+            auto column_of = [](int n) { return n; };
+            auto there = seen;
+#endif
+            const int at = column_of(g);
+            const bool mine = there(g);
             uint4 key[FRAGMENTS], v = make_uint4(0, 0, 0, 0);
             float2 key_squares = make_float2(0, 0);
             if constexpr (P::qk_norm) {
-                if (mine) key_squares = fetch_squares(c, squares, g, P::heads + seg.kv_head);
+                if (mine) key_squares = fetch_squares(c, squares, at, P::heads + seg.kv_head);
             }
 #pragma unroll
             for (int k = 0; k < FRAGMENTS; k++) {
                 key[k] = make_uint4(0, 0, 0, 0);
-                if (mine) key[k] = load_l2(kv + g * ROWS + K0 + k * 32 + 8 * c.t());
+                if (mine) key[k] = load_l2(kv + at * ROWS + K0 + k * 32 + 8 * c.t());
             }
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                if (seen(t2 + j) && (!WHOLE || w < 4)) {
-                    const u16 *from = kv + (t2 + j) * ROWS + V0 + dims * 16 + g;
+                if (there(t2 + j) && (!WHOLE || w < 4)) {
+                    const u16 *from = kv + column_of(t2 + j) * ROWS + V0 + dims * 16 + g;
                     v.x |= (u32)__ldcg(from) << 16 * j, v.y |= (u32)__ldcg(from + 8) << 16 * j;
                 }
             if constexpr (P::qk_norm) { /* rounded as in its page, where later steps find it */

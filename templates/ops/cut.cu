@@ -24,8 +24,8 @@ DEVICE void help(Helper &c, const Task &t)
     constexpr int HALF_BITS = NMK_MASS_BITS / 2; /* masses are added up in two words */
     constexpr float HALF = 1 << HALF_BITS;
     constexpr float WHOLE = 1 << 23, MIDDLE = 3 << 22; /* adding one rounds to an integer, of which it has the bits */
-    static_assert((P::vocab_rows / 16 / (NMK_SMS / NMK_COLUMNS) + 1) * 16 < 1 << 31 - HALF_BITS + 1,
-                  "sums of one word");
+    constexpr int MOST = 1 << 31 - HALF_BITS + 1; /* tokens whose masses one word holds */
+    constexpr bool ONCE = (P::vocab_rows / 16 / (NMK_SMS / NMK_COLUMNS) + 1) * 16 < MOST; /* an SM has no more */
     Share mine;
     if (!c.share(P::vocab_rows, mine)) return;
     const bool mass = t.unit >= 3;
@@ -38,26 +38,29 @@ DEVICE void help(Helper &c, const Task &t)
     if (second) c.end_cut();
     const Cut cut = c.s.cut;
     const u32 limit = mass ? cut.limit : NMK_KEY_MOST;
-#pragma unroll 1
-    for (int i = c.lane; i < 256; i += 32) c.s.bin_low[i] = c.s.bin_high[i] = 0;
-    const float *scores = c.buffer<float>(t.scores) + n * P::vocab_rows + mine.first;
-    c.scan<4>(scores, mine.count, [&](bool inside, int, float score) {
-        const u32 key = nmk_score_key(cut.best, score), bin = key >> shift & 255;
-        const float w = exp_fast(score - cut.best) * HALF, high = w + WHOLE;
-        const float low = (w - (high - WHOLE)) * HALF + MIDDLE;
-        if (inside && key <= limit && key >> shift >> 8 == cut.prefix) {
-            atomicAdd(&c.s.bin_low[bin], mass ? __float_as_uint(low) - __float_as_uint(MIDDLE) : 1);
-            atomicAdd(&c.s.bin_high[bin], mass ? __float_as_uint(high) - __float_as_uint(WHOLE) : 0);
-        }
-    });
-    __syncwarp();
     bins += NMK_COLUMNS * 256;
 #pragma unroll 1
-    for (int i = c.lane; i < 256; i += 32) {
-        const u64 v = ((u64)c.s.bin_high[i] << HALF_BITS) + (long long)(int)c.s.bin_low[i];
-        if (v) atomicAdd(bins + i, v);
+    for (int done = 0; done < (ONCE ? 1 : mine.count); done += MOST / 2) {
+#pragma unroll 1
+        for (int i = c.lane; i < 256; i += 32) c.s.bin_low[i] = c.s.bin_high[i] = 0;
+        const float *scores = c.buffer<float>(t.scores) + n * P::vocab_rows + mine.first + done;
+        c.scan<4>(scores, ONCE ? mine.count : min(mine.count - done, MOST / 2), [&](bool inside, int, float score) {
+            const u32 key = nmk_score_key(cut.best, score), bin = key >> shift & 255;
+            const float w = exp_fast(score - cut.best) * HALF, high = w + WHOLE;
+            const float low = (w - (high - WHOLE)) * HALF + MIDDLE;
+            if (inside && key <= limit && key >> shift >> 8 == cut.prefix) {
+                atomicAdd(&c.s.bin_low[bin], mass ? __float_as_uint(low) - __float_as_uint(MIDDLE) : 1);
+                atomicAdd(&c.s.bin_high[bin], mass ? __float_as_uint(high) - __float_as_uint(WHOLE) : 0);
+            }
+        });
+        __syncwarp();
+#pragma unroll 1
+        for (int i = c.lane; i < 256; i += 32) {
+            const u64 v = ((u64)c.s.bin_high[i] << HALF_BITS) + (long long)(int)c.s.bin_low[i];
+            if (v) atomicAdd(bins + i, v);
+        }
+        __syncwarp();
     }
-    __syncwarp();
 }
 
 //@reference

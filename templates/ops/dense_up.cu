@@ -5,7 +5,7 @@
   params   = { {"hidden", "i32"}, {"dense_ff", "i32"} },
   tile     = "spread",
   task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
-  reads    = { {"xn", "bf16", role = "compute", scope = "sm"} },
+  reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }} },
   writes   = { {"dense_h", "bf16", role = "store", lo = "tile*8", hi = "(tile+tiles)*8"} },
   cost     = "tiles*32*hidden",
 @*/
@@ -14,16 +14,16 @@ DEVICE void store(Storer &c, const Task &t)
 {
     bf16 *h = c.buffer<bf16>(t.dense_h);
 #pragma unroll 1
-    for (int i = 0; i < t.tiles; i++, c.job++) {
+    for (Tile at = {0, 0}; at.row < t.tiles; c.next_job(at)) {
         if (!c.mine()) continue;
         float v[4];
         c.wait_job();
         c.take(v);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            const int n = 2 * c.t() + j;
+            const int n = c.column(at) + j;
             const float silu = v[j] / (1.f + __expf(-v[j]));
-            if (c.live(n)) h[n * P::dense_ff + (t.tile + i) * 8 + c.g()] = (bf16)bf16_pair(silu * v[2 + j], 0.f);
+            if (c.live(n)) h[n * P::dense_ff + (t.tile + at.row) * 8 + c.g()] = (bf16)bf16_pair(silu * v[2 + j], 0.f);
         }
     }
 }
@@ -36,5 +36,5 @@ for (int row = t.tile * 8; row < (t.tile + t.tiles) * 8; row++) {
     for (int n = 0; n < NMK_COLUMNS; n++)
         if (active(vm, n))
             h[n * P.dense_ff + row] =
-                bf16_round(silu(dot(gate, sm->xn[n], P.hidden)) * dot(up, sm->xn[n], P.hidden));
+                bf16_round(silu(dot(gate, XN(n), P.hidden)) * dot(up, XN(n), P.hidden));
 }

@@ -13,16 +13,19 @@ DEVICE void store(Storer &c, const Task &t)
 {
     typedef Packed<P::hidden> L;
     const nmk_control *control = (const nmk_control *)c.p.control;
-    /* a storer takes four columns, eight lanes a column, a pair of rows of x a lane */
-    const int column = c.index * 4 + (c.lane >> 3), k = t.tile * 16 + (c.lane & 7) * 2;
-    u32 pair = 0;
-    if (c.live(column)) {
-        const int token = __ldcg(&control->column[column].token);
-        const u8 *row_tile = c.weights(t.weight_kib) + (u64)(token >> 4) * L::tile_bytes;
-        pair = __ldg((const u32 *)(row_tile + L::pair_offset(token & 15, k)));
+    /* of each tile of columns a storer takes four, eight lanes a column, a pair of rows of x a lane */
+#pragma unroll 1
+    for (int first = 0; first < PLACES; first += TILE_COLUMNS) {
+        const int column = first + c.index * 4 + (c.lane >> 3), k = t.tile * 16 + (c.lane & 7) * 2;
+        u32 pair = 0;
+        if (c.live(column)) {
+            const int token = __ldcg(&control->column[column].token);
+            const u8 *row_tile = c.weights(t.weight_kib) + (u64)(token >> 4) * L::tile_bytes;
+            pair = __ldg((const u32 *)(row_tile + L::pair_offset(token & 15, k)));
+        }
+        float2 *to = (float2 *)(c.buffer<float>(t.x) + column * P::hidden + k);
+        if (c.stored(column)) *to = make_float2(bf16_low(pair), bf16_high(pair));
     }
-    float2 *to = (float2 *)(c.buffer<float>(t.x) + column * P::hidden + k);
-    if (c.stored(column)) *to = make_float2(bf16_low(pair), bf16_high(pair));
 }
 
 //@reference

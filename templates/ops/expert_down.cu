@@ -26,6 +26,107 @@ DEVICE void load(Loader &c, const Task &t)
 //@device compute
 /* h is already multiplied by the router weight, so all experts add up in one accumulator.  A column that did not choose
  * an expert multiplies by zeros: exact, so its bits do not depend on the others' choices. */
+#ifdef NMK_WIDE
+/* Of an expert's h only the rows of the columns that chose it are loaded, eight at a time, into shared memory; from
+ * there each goes to where its column is in the accumulator.  Two such loads are under way. */
+constexpr int GRANULE_BYTES = 9 * 64; /* eight rows and one of zeros */
+constexpr int LOAD_BYTES = L::granules * GRANULE_BYTES;
+/* Tiles of columns whose products hide each other's latency. */
+constexpr int GROUP = COLUMN_TILES < 4 ? COLUMN_TILES : 4;
+static_assert(NMK_X_BYTES == WARPS_COMPUTE * 2 * LOAD_BYTES, "gathered rows");
+static_assert(L::stages < NMK_RING_STAGES, "an expert's stages are held until its last eight rows are done");
+
+/* Which rows of a load the lane takes for its columns, or the one of zeros: 4 bits for each tile of columns.  Returns
+ * the tiles of which there is a column. */
+DEVICE u32 find_rows(const Consumer &c, u64 columns, int eight, u32 &rows)
+{
+    int before = -eight * TILE_COLUMNS; /* rows of other tiles than n */
+    u32 tiles = 0;
+    rows = 0;
+#pragma unroll
+    for (int n = 0; n < COLUMN_TILES; n++) {
+        const u32 tile = (u32)(columns >> n * TILE_COLUMNS) & 0xff;
+        const int row = before + __popc(tile & ((1u << c.g()) - 1));
+        const bool mine = tile >> c.g() & 1 && (u32)row < TILE_COLUMNS;
+        rows |= (u32)(mine ? row : TILE_COLUMNS) << 4 * n;
+        tiles |= (u32)(tile != 0) << n;
+        before += __popc(tile);
+    }
+    return tiles;
+}
+
+DEVICE void compute(Consumer &c, const Task &t)
+{
+    const int b = c.desc()[7] & 1, active = c.s.active[b];
+    const Routes &r = c.s.routes[b];
+    const bf16 *h = c.buffer<bf16>(t.h);
+    u8 *gathered = c.ring + SHARED_X + c.warp * (2 * LOAD_BYTES);
+    if (active == 0) return;
+#pragma unroll 1
+    for (int i = c.lane; i < 2 * L::granules * 4; i += 32)
+        *(uint4 *)(gathered + i / 4 * GRANULE_BYTES + TILE_COLUMNS * 64 + i % 4 * 16) = make_uint4(0, 0, 0, 0);
+    int ahead = 0, eight_ahead = 0;
+    auto fetch = [&](int turn) {
+        if (ahead < active) {
+            const int first = r.first[ahead], count = r.first[ahead + 1] - first;
+            const int row = first + min(eight_ahead * TILE_COLUMNS + c.g(), count - 1);
+            const u32 to = shared_address(gathered) + turn * LOAD_BYTES + c.lane * 16;
+#pragma unroll
+            for (int q = 0; q < L::granules; q++)
+                copy_async(to + q * GRANULE_BYTES,
+                           h + row * P::expert_ff + min(L::k(c.warp, q) + 8 * c.t(), P::expert_ff - 8));
+            if (++eight_ahead * TILE_COLUMNS >= count) eight_ahead = 0, ahead++;
+        }
+        commit_async();
+    };
+    fetch(0), fetch(1);
+    int turn = 0;
+#pragma unroll 1
+    for (int slot = 0; slot < active; slot++) {
+        const u64 columns = r.columns[slot];
+        const int eights = (count_bits(columns) + TILE_COLUMNS - 1) / TILE_COLUMNS;
+#pragma unroll 1
+        for (int eight = 0; eight < eights; eight++) {
+            u32 rows, seen = 0;
+            const u32 tiles = find_rows(c, columns, eight, rows);
+            const u8 *from = gathered + turn * LOAD_BYTES + c.t() * 16;
+            Slot at = c.slot;
+            wait_async<1>();
+            __syncwarp();
+#pragma unroll
+            for (int q = 0; q < L::granules; q++) {
+                uint4 a[2];
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const int part = (2 * q + k) % L::tiles; /* of the stage: a tile of A */
+                    if (part == 0) c.wait_full(at), seen = 0;
+                    a[k] = c.tile<L::tiles>(at, part), seen |= a[k].x;
+                    if (part + 1 == L::tiles) {
+                        if (eight + 1 == eights) c.release(seen);
+                        at.advance(c.p.ring_stages);
+                    }
+                }
+#pragma unroll
+                for (int n = 0; n < COLUMN_TILES; n += GROUP) {
+                    if (!(tiles >> n & (1 << GROUP) - 1)) continue;
+                    uint4 x[GROUP];
+#pragma unroll
+                    for (int j = 0; j < GROUP && n + j < COLUMN_TILES; j++)
+                        x[j] = *(const uint4 *)(from + q * GRANULE_BYTES + (rows >> 4 * (n + j) & 15) * 64);
+#pragma unroll
+                    for (int j = 0; j < GROUP && n + j < COLUMN_TILES; j++) mma(c.acc[n + j], a[0], x[j].x, x[j].y);
+#pragma unroll
+                    for (int j = 0; j < GROUP && n + j < COLUMN_TILES; j++) mma(c.acc[n + j], a[1], x[j].z, x[j].w);
+                }
+            }
+            __syncwarp();
+            fetch(turn);
+            turn ^= 1;
+        }
+    }
+    wait_async<0>();
+}
+#else
 constexpr int AHEAD = L::granules <= 3 ? 4 : L::granules <= 6 ? 2 : 1; /* experts whose h is loaded ahead */
 
 DEVICE void fetch(Consumer &c, const bf16 *h, int b, int slot, int active, uint4 (&v)[L::granules])
@@ -60,15 +161,16 @@ DEVICE void compute(Consumer &c, const Task &t)
                 c.wait_full(c.slot);
 #pragma unroll
                 for (int k = 0; k < L::tiles; k++) a[k] = c.tile<L::tiles>(c.slot, k), seen |= a[k].x;
-                multiply(c.acc, odd, a, v[j], s * L::tiles);
+                multiply(c.acc[0], odd, a, v[j], s * L::tiles);
                 c.release(seen);
             }
             fetch(c, h, b, i + j + AHEAD, active, v[j]);
         }
     }
 #pragma unroll
-    for (int k = 0; k < 4; k++) c.acc[k] += odd[k];
+    for (int k = 0; k < 4; k++) c.acc[0][k] += odd[k];
 }
+#endif
 
 //@reference
 const struct vm_route *r = route_of(sm, d);
@@ -80,5 +182,5 @@ for (int slot = 0; slot < r->active; slot++)
             weight_row(vm, t.weight_kib, r->expert[slot], P.hidden, P.expert_ff, t.tile * 16 + i);
         for (int n = 0; n < NMK_COLUMNS; n++)
             if (r->weight[slot][n] != 0)
-                sm->acc[i][n] += dot(w, h + (slot * NMK_COLUMNS + n) * P.expert_ff, P.expert_ff);
+                sm->acc[i][n] += dot(w, h + r->row[slot][n] * P.expert_ff, P.expert_ff);
     }

@@ -6,8 +6,9 @@
   params   = { {"hidden", "i32"}, {"experts", "i32"}, {"expert_ff", "i32"}, {"claim_up", "i32"} },
   tile     = "every",
   task     = { {"weight_kib", "i32"}, {"ticket", "i32"}, {"rank", "i32"} },
-  reads    = { {"xn", "bf16", role = "compute", scope = "sm"}, {"route", role = "load", scope = "sm"},
-               {"route", role = "compute", scope = "sm"}, {"route", role = "store", scope = "sm"} },
+  reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }},
+               {"route", role = "load", scope = "sm"}, {"route", role = "compute", scope = "sm"},
+               {"route", role = "store", scope = "sm"} },
   writes   = { {"h", "bf16", role = "store", claim = true} },
   cost     = "0",
 @*/
@@ -46,6 +47,37 @@ DEVICE int compute(Consumer &c, const Task &t)
 }
 
 //@device store
+#ifdef NMK_WIDE
+/* A job is a tile of the columns that chose the expert; h has a row for each pair of column and expert. */
+DEVICE void store(Storer &c, const Task &t)
+{
+    const int instance = c.desc()[7];
+    c.wait_route(instance);
+    const Routes &r = c.s.routes[instance & 1];
+    bf16 *h = c.buffer<bf16>(t.h);
+#pragma unroll 1
+    for (; !c.gone(); c.job++) {
+        if (!c.mine()) continue;
+        c.wait_job();
+        const int tag = c.s.job_tag[c.job % TAGS];
+        if (tag < 0) { /* the two end marks: -1 for whoever's turn it is, then -2 */
+            c.free_job(tag);
+            c.job += tag == -1 ? WARPS_STORE : 1;
+            break;
+        }
+        float v[4];
+        c.take(v);
+        const int chunk = tag / COLUMN_TILES, slot = chunk / CHUNKS, row = chunk % CHUNKS * 8 + c.g();
+        const int first = r.first[slot] + tag % COLUMN_TILES * TILE_COLUMNS + 2 * c.t(), end = r.first[slot + 1];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            if (first + j >= end) continue;
+            const float silu = v[j] / (1.f + __expf(-v[j]));
+            h[(first + j) * P::expert_ff + row] = (bf16)bf16_pair(silu * v[2 + j] * r.weight[first + j], 0.f);
+        }
+    }
+}
+#else
 DEVICE void store(Storer &c, const Task &t)
 {
     const int instance = c.desc()[7], b = instance & 1;
@@ -78,6 +110,7 @@ DEVICE void store(Storer &c, const Task &t)
         }
     }
 }
+#endif
 
 //@reference
 const struct vm_route *r = route_of(sm, d);
@@ -92,8 +125,8 @@ for (int row = row0; row < row0 + 8; row++) {
     const uint16_t *up = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, P.expert_ff + row);
     for (int n = 0; n < NMK_COLUMNS; n++) {
         if (r->weight[slot][n] == 0) continue;
-        const float v = silu(dot(gate, sm->xn[n], P.hidden)) * dot(up, sm->xn[n], P.hidden);
-        h[(slot * NMK_COLUMNS + n) * P.expert_ff + row] = bf16_round(v * r->weight[slot][n]);
+        const float v = silu(dot(gate, XN(n), P.hidden)) * dot(up, XN(n), P.hidden);
+        h[r->row[slot][n] * P.expert_ff + row] = bf16_round(v * r->weight[slot][n]);
     }
 }
 return more;

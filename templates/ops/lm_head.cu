@@ -7,7 +7,8 @@
   tile     = "spread",
   idle     = true, -- every SM offers a candidate, be it none
   task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
-  reads    = { {"xn", "bf16", role = "compute", scope = "sm"}, {"control", role = "store", launch = "older"} },
+  reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }},
+               {"control", role = "store", launch = "older"} },
   writes   = { {"cand", "f32", role = "store", lo = "sm", hi = "sm+1"},
                {"scores", "f32", role = "store", lo = "tile", hi = "tile+tiles"},
                {"raw_logits", "f32", role = "store", lo = "tile", hi = "tile+tiles"} },
@@ -24,6 +25,56 @@ DEVICE float adjusted(const Storer &c, const nmk_column &n, int slot, int token,
 
 /* What of a column leaves the SM: its best candidate, for those that are cut the score of every token (draw perturbs
  * what is left of them), for log-probabilities every logit. */
+#ifdef NMK_WIDE
+/* Columns are too many for registers: what is known of them is in shared memory. */
+DEVICE void store(Storer &c, const Task &t)
+{
+    const nmk_control *control = (const nmk_control *)c.p.control;
+    Offers &o = c.s.offers;
+#pragma unroll 1
+    for (int n = c.lane; n < PLACES; n += 32) o.best[c.index][n] = -INFINITY, o.id[c.index][n] = 0x7fffffff;
+    __syncwarp();
+#pragma unroll 1
+    for (Tile at = {0, 0}; at.row < t.tiles; c.next_job(at)) {
+        if (!c.mine()) continue;
+        float v[4];
+        c.wait_job();
+        c.take(v);
+        const int first = (t.tile + at.row) * 16 + c.g(), n0 = c.column(at);
+#pragma unroll 1
+        for (int j = 0; j < 2; j++) {
+            const int n = n0 + j, flags = c.live(n) ? c.s.flags[n] : 0;
+            const float heat = o.heat[n];
+            const nmk_noise key = o.key[n];
+            float best = -INFINITY;
+            int id = 0x7fffffff;
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int token = first + 8 * k;
+                float score = at_final_logits((k ? j ? v[3] : v[2] : j ? v[1] : v[0]) * P::logit_scale);
+                if (P::vocab < P::vocab_rows && token >= P::vocab) score = -INFINITY; /* pads the last tile */
+                const int place = n * P::vocab_rows + token;
+                if (flags & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[place] = score;
+                if (flags & NMK_COLUMN_ADJUSTS) score = adjusted(c, control->column[n], c.s.table_row[n], token, score);
+                if (heat > 0) score = __fdividef(score, heat);
+                if (flags & NMK_COLUMN_FILTERS) c.buffer<float>(t.scores)[place] = score;
+                else if (heat > 0) score += gumbel(key, token);
+                keep_better(best, id, score, token);
+            }
+            warp_best(best, id, 4);
+            if (c.g() == 0 && beats(best, id, o.best[c.index][n], o.id[c.index][n]))
+                o.best[c.index][n] = best, o.id[c.index][n] = id;
+        }
+    }
+    __syncwarp();
+    const int rows = NMK_SMS * WARPS_STORE, row = blockIdx.x * WARPS_STORE + c.index;
+    float *value = c.buffer<float>(t.cand);
+    int *which = (int *)(value + rows * NMK_COLUMNS);
+#pragma unroll 1
+    for (int n = c.lane; n < NMK_COLUMNS; n += 32)
+        value[row * NMK_COLUMNS + n] = o.best[c.index][n], which[row * NMK_COLUMNS + n] = o.id[c.index][n];
+}
+#else
 DEVICE void store(Storer &c, const Task &t)
 {
     const nmk_control *control = (const nmk_control *)c.p.control;
@@ -85,6 +136,7 @@ DEVICE void store(Storer &c, const Task &t)
         if (c.g() == 0 && c.stored(n)) value[at] = best[j], which[at] = id[j];
     }
 }
+#endif
 
 //@reference
 float *value = buffer(vm, t.cand);
@@ -96,7 +148,7 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16 && row < P.vocab; row++) {
         if (!active(vm, n) || !(c->flags & NMK_COLUMN_SAMPLES)) break;
         const size_t at = (size_t)n * P.vocab_rows + (size_t)row;
-        float v = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), sm->xn[n], P.hidden);
+        float v = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), XN(n), P.hidden);
         v = at_final_logits(v * P.logit_scale);
         if (c->flags & NMK_COLUMN_LOGPROBS) ((float *)buffer(vm, t.raw_logits))[at] = v;
         if (c->flags & NMK_COLUMN_ADJUSTS) {

@@ -3,6 +3,7 @@
   summary = "xn = norm(x) * gamma, RMSNorm or LayerNorm, by every SM for itself, kept as B fragments",
   params  = { {"hidden", "i32"}, {"eps", "f32"}, {"norm_mean", "i32"} },
   tile    = "every",
+  wide    = "wide_norm",
   task    = { {"gamma_kib", "i32"} },
   reads   = { {"x", "f32", role = "compute", lo = "0", hi = "hidden"} },
   writes  = { {"xn", "bf16", role = "compute", scope = "sm"} },

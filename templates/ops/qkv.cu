@@ -9,7 +9,8 @@
   tile     = "spread",
   task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"}, {"rope", "i32"}, {"sliding", "i32"},
                {"kv_layer", "i32"}, {"bias_kib", "i32"}, {"gamma_kib", "i32"} },
-  reads    = { {"xn", "bf16", role = "compute", scope = "sm"}, {"control", role = "store", launch = "older"} },
+  reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }},
+               {"control", role = "store", launch = "older"} },
   writes   = { {"qkv", "bf16", role = "store", lo = "tile*16", hi = "(tile+tiles)*16"},
                {"squares", "f32", role = "store", lo = "tile*qk_norm", hi = "(tile+tiles)*qk_norm"},
                {"kv", role = "store", launch = "later"} },
@@ -34,10 +35,10 @@ DEVICE int natural(int row, int second)
 DEVICE void store(Storer &c, const Task &t)
 {
 #pragma unroll 1
-    for (int i = 0; i < t.tiles; i++, c.job++) {
+    for (Tile at = {0, 0}; at.row < t.tiles; c.next_job(at)) {
         if (!c.mine()) continue;
         /* the tile's rows are pairs on MMA rows g and g+8 */
-        const int row = (t.tile + i) * 16 + 2 * c.g(), d = row % P::head_dim, n0 = 2 * c.t();
+        const int row = (t.tile + at.row) * 16 + 2 * c.g(), d = row % P::head_dim, n0 = c.column(at);
         float2 turn[2] = {{1.f, 0.f}, {1.f, 0.f}};
         int page[2] = {0, 0};
         const int *table = (const int *)(t.sliding ? c.p.table_sliding : c.p.table_full);
@@ -76,7 +77,7 @@ DEVICE void store(Storer &c, const Task &t)
 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     if (c.g() == 0 && c.live(n0 + j))
-                        c.buffer<float>(t.squares)[(n0 + j) * (ROWS / 16) + t.tile + i] = squares[j];
+                        c.buffer<float>(t.squares)[(n0 + j) * (ROWS / 16) + t.tile + at.row] = squares[j];
                 v[0] *= gamma[0], v[1] *= gamma[0], v[2] *= gamma[1], v[3] *= gamma[1];
             }
         }
@@ -135,8 +136,8 @@ for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16; row += 2) {
     for (int n = 0; n < NMK_COLUMNS; n++) {
         const struct nmk_column *c = &vm->control->column[n];
         if (!active(vm, n)) continue;
-        float even = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, first), sm->xn[n], P.hidden);
-        float odd = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, second), sm->xn[n], P.hidden);
+        float even = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, first), XN(n), P.hidden);
+        float odd = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, second), XN(n), P.hidden);
         if (P.qkv_bias) even += bf16_value(bias[first]), odd += bf16_value(bias[second]);
         if (P.qk_norm && !is_v) { /* before the division by the rms, which attention makes up for */
             float *sum = &squares[n * (width / 16) + row / 16];

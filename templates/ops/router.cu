@@ -6,7 +6,7 @@
   params   = { {"hidden", "i32"}, {"experts", "i32"} },
   tile     = "spread",
   task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
-  reads    = { {"xn", "bf16", role = "compute", scope = "sm"} },
+  reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }} },
   writes   = { {"logits", "f32", role = "store", lo = "tile*16", hi = "(tile+tiles)*16"} },
   cost     = "tiles*32*hidden",
 @*/
@@ -16,15 +16,15 @@ constexpr int ROWS = (P::experts + 15) / 16 * 16; /* of the packed matrix */
 DEVICE void store(Storer &c, const Task &t)
 {
 #pragma unroll 1
-    for (int i = 0; i < t.tiles; i++, c.job++) {
+    for (Tile at = {0, 0}; at.row < t.tiles; c.next_job(at)) {
         if (!c.mine()) continue;
         float v[4];
         c.wait_job();
         c.take(v);
-        float *to = c.buffer<float>(t.logits) + (t.tile + i) * 16 + c.g();
+        float *to = c.buffer<float>(t.logits) + (t.tile + at.row) * 16 + c.g();
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            const int n = 2 * c.t() + j;
+            const int n = c.column(at) + j;
             if (c.live(n)) to[n * ROWS] = v[j], to[n * ROWS + 8] = v[2 + j];
         }
     }
@@ -37,4 +37,4 @@ for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16; row++)
     for (int n = 0; n < NMK_COLUMNS; n++)
         if (active(vm, n))
             logits[n * rows + row] =
-                dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), sm->xn[n], P.hidden);
+                dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), XN(n), P.hidden);

@@ -15,6 +15,7 @@ end
 
 t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_COLUMNS 8
+#define NMK_POSITIONS 8
 #define NMK_SMS 2
 #define NMK_DESC_WORDS 32
 #define NMK_MAX_TASKS 8

@@ -121,6 +121,11 @@ do
       .. "cost = \"0\",\n%s\n@*/\n//@device %s\nbody\n//@reference\nbody\n"):format(name, line, role))
   end
   op("take", "compute", '  reads = { {"r", role = "compute", scope = "sm"} },')
+  op("give", "help", '  wide = "gives", writes = { {"r", role = "help", scope = "sm"} },')
+  local lost = diags.new()
+  ops.load(folder, lost)
+  t.case("an op whose place nobody can take", table.concat(lost:lines(), "\n"),
+    "templates/ops/give.cu:1:1: wide: there is no op 'gives'")
   op("give", "help", '  writes = { {"r", role = "help", scope = "sm"} },')
   local good, bad = diags.new(), diags.new()
   ops.load(folder, good)
@@ -129,6 +134,14 @@ do
   ops.load(folder, bad)
   t.case("an optional op leaves something for another role", table.concat(bad:lines(), "\n"),
     "templates/ops/give.cu:3:33: writes 'r': other roles wait for it, and an optional op may sleep")
+end
+
+-- Where the normalised x is.
+for _, columns in ipairs({ 8, 16 }) do
+  local found = diags.new()
+  local region = ops.load(".", found, columns).by_name.qkv.reads[1]
+  t.case(("xn of %d columns"):format(columns), ("%s %s %s %s .. %s"):format(#found:lines(), region.name, region.scope,
+    region.lo, region.hi), columns == 8 and "0 xn sm nil .. nil" or "0 xn nil 0 .. columns")
 end
 
 t.done()

@@ -25,7 +25,9 @@ variant("down before o_proj", {}, ORDER:format(
   "norm, router, qkv, route, attention, up, combine, down, o_proj, residual"))
 variant("shallow ring", {}, "  ring_stages: 4\n  in_flight: 1\n")
 variant("in flight by batch", {}, "  in_flight: [1, 2, 3, 4, 5, 6, 7, 8]\n")
-for _, columns in ipairs({ 1, 3, 7 }) do variant(columns .. " columns", {}, ("  columns: %d\n"):format(columns)) end
+for _, columns in ipairs({ 1, 3, 7, 16, 24, 64 }) do
+  variant(columns .. " columns", {}, ("  columns: %d\n"):format(columns))
+end
 variant("buffers of their own", {}, "  reuse_buffers: false\n")
 variant("another split", {}, "  split: {chunks_min: 1, chunks_max: 1, pages_per_chunk: 1, pages_per_long_chunk: 1}\n")
 variant("another target", { ["h200"] = "h100" })

@@ -114,11 +114,11 @@ static void run_case(nmk_engine *gpu, nmk_engine *cpu, const char *name, const i
         if (nmk_engine_take_row(gpu, r, len[r] + 16, &e) || nmk_engine_take_row(cpu, r, len[r] + 16, &e)) goto out;
         column[r] = column_at(r, r, len[r]);
     }
-    if (prompt) /* eight positions of one row */
-        for (int n = 0; n < NMK_COLUMNS; n++) {
+    if (prompt) /* several positions of one row */
+        for (int n = 0; n < NMK_POSITIONS; n++) {
             column[n] = column_at(0, 0, len[0] + n);
             column[n].base = len[0];
-            column[n].flags = n == NMK_COLUMNS - 1;
+            column[n].flags = n == NMK_POSITIONS - 1;
         }
     if (copy_pool(gpu, cpu, 0, &e) || copy_pool(gpu, cpu, 1, &e)) goto out;
     nmk_engine_set_ring(gpu, ring, 0);
@@ -169,6 +169,12 @@ int main(void) {
     run_case(gpu, cpu, "eight ragged rows", ragged, 8, 0, false);
     run_case(gpu, cpu, "five rows, ring of 4", five, 5, 4, false);
     run_case(gpu, cpu, "eight rows, ring of 11", ragged, 8, 11, false);
+    if (NMK_COLUMNS > 8) {
+        int all[NMK_COLUMNS];
+        for (int n = 0; n < NMK_COLUMNS; n++) all[n] = n < 8 ? ragged[n] : 1 + 37 * n % (MOST_LEN / 8);
+        run_case(gpu, cpu, "all columns", all, NMK_COLUMNS, 0, false);
+        run_case(gpu, cpu, "all but one", all, NMK_COLUMNS - 1, 5, false);
+    }
     run_case(gpu, cpu, "eight positions of a prompt, from the start", one, 1, 0, true);
     run_case(gpu, cpu, "eight positions of a prompt, across a page", page, 1, 0, true);
     run_case(gpu, cpu, "eight positions of a prompt, across the window", window, 1, 0, true);

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #define NMK_COLUMNS 8
+#define NMK_POSITIONS 8
 #define NMK_SMS 132
 #define NMK_DESC_WORDS 32
 #define NMK_MAX_TASKS 56
@@ -84,7 +85,7 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 20
+#define NMK_OPCODES 21
 
 enum nmk_opcode {
     NMK_OP_END = 0,

@@ -611,7 +611,8 @@ const int nmk_field_count = 77;
 
 const char *const nmk_opcode_names[NMK_OPCODES] = {
     "end", "attention", "clear_cuts", "combine", "cut", "dense_down", "dense_up", "draw", "embed", "expert_down",
-    "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "residual_bias", "route", "router", "sample"
+    "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "residual_bias", "route", "router", "sample",
+    "wide_norm"
 };
 
 const char *const nmk_role_names[4] = {

@@ -23,6 +23,7 @@
     {0, 0, 0}, /* route */
     {2, 0, 0}, /* router */
     {0, 1, 0}, /* sample */
+    {1, 1, 0}, /* wide_norm */
 ... templates/refvm.c
 static const struct {
     int32_t heads;
