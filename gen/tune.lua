@@ -428,14 +428,21 @@ local function descend(search, config)
   return config, count, false
 end
 
--- The same by estimates alone, the best move at a time.
+-- The same by estimates alone, the most promising move at a time.  What a move with new lists brought elsewhere only
+-- says when to try it; here it has to bring it too, or two moves could undo each other for ever.
 local function descend_estimated(search, config)
   local base = assert(estimated(search, config))
+  search.seen[key_text(search.keys, config)] = true
   while true do
     local move = ranked(search, config)[1]
     if not move or move.expected > 1 - LEAST then return config, base end
-    config, base = move.config, estimated(search, move.config)
-    say("     %s: expected %s, %s ms", move.what, percent(move.expected), times(base))
+    search.seen[move.key] = true
+    local ms = estimated(search, move.config)
+    local gain = ms and ratio(ms, base)
+    if gain and gain <= 1 - LEAST then
+      config, base = move.config, ms
+      say("     %s: expected %s, %s ms", move.what, percent(gain), times(ms))
+    end
   end
 end
 

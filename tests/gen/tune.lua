@@ -97,6 +97,13 @@ t.case("estimates, written", status == 0 and t.exists(TUNING)
 status, out, err = t.run("build/nmkgen check " .. SPEC)
 t.case("what was written is a schedule", status == 0, out .. err)
 
+-- With everything left to tune two orders promise to be better than each other, by what they brought elsewhere.
+fresh()
+status, out, err = t.run(("timeout 60 build/nmkgen tune %s -o %s/work --estimate-only"):format(SPEC, t.folder))
+local base = tonumber(out:match("estimated as it is: [%d.]+, ([%d.]+) ms"))
+local best = tonumber(out:match("estimated best: [%d.]+, ([%d.]+) ms"))
+t.case("estimates alone come to an end", status == 0 and base and best and best < base, status .. out:sub(-400) .. err)
+
 -- Another target's part and its comments stay.
 fresh(FEW)
 t.write(TUNING, "# ours\nh100:\n  # a line\n  ring_stages: 10\n")
