@@ -90,7 +90,7 @@ local function moves(search, config)
       end
     elseif row[2] == "order" then
       for _, order in ipairs(orders(value, search.waves)) do add(k.key, order, "order " .. table.concat(order, " ")) end
-    elseif row[2] == "choice" then
+    elseif row.choices then
       for _, other in ipairs(row.choices) do
         if other ~= value and other ~= "random" then add(k.key, other) end
       end
@@ -199,6 +199,9 @@ local function graph_of(search, config)
   return search.graph
 end
 
+-- The hash of a graph's lists.
+local function lists_hash(g) return encode.hash(encode.words(g, g.registry), g.sms) end
+
 -- Estimated milliseconds by batch; nil and why where the configuration is refused.
 local function estimated(search, config)
   local split = { config["split.chunks_min"], config["split.chunks_max"] }
@@ -254,7 +257,6 @@ local function variant(search, config, slot)
     end)
     if not g then return nil, why end
     search.slots[slot] = key
-    search.hash = encode.hash(g.words, g.sms)
   end
   return folder
 end
@@ -368,7 +370,7 @@ local function expected_of(search, move, base)
   return expected
 end
 
--- The moves from a configuration that may be worth a run, the most promising first; `limit` is in estimated ratios.
+-- The moves from a configuration that may be worth a run, the most promising first.
 local function ranked(search, config)
   local base = search.can_estimate and assert(estimated(search, config))
   local list = {}
@@ -590,9 +592,10 @@ local function tune_measured(search, config, opts, diag)
     say("that is no gain beyond the spread; nothing written")
     return
   end
+  local g = search.stages.build(search.path, options_of(search, best), diag)
   write(search, best, {
     ("measured %s, %s, lists %016x, by: %s"):format(os.date("!%Y-%m-%d"), search.device or "unknown device",
-      search.hash or 0, command_text(search, opts)),
+      lists_hash(g), command_text(search, opts)),
     ("ms a step at %s rows, %d tokens each: %s before, %s now (%s, spread %.2f %%, %d runs each in turn)"):format(
       table.concat(search.batches, ", "), search.context, times(result.base), times(result.ms), percent(result.median),
       result.spread * 100, result.rounds),
@@ -623,7 +626,7 @@ function M.run(path, opts, diag, stages)
   local g = stages.build(path, { target = opts.target }, diag)
   search.title = ("nmkgen tune: %s on %s, rows %s, %d tokens, seed %d, lists %016x, from %s"):format(model.name,
     search.target, table.concat(search.batches, " "), search.context, search.seed,
-    encode.hash(encode.words(g, g.registry), g.sms), key_text(search.keys, config))
+    lists_hash(g), key_text(search.keys, config))
   local ok, why = pcall(function()
     local known = read_journal(search)
     if opts["estimate-only"] then return tune_estimated(search, config, opts, diag) end

@@ -38,6 +38,16 @@ t.case("it takes nothing else", not text:find("ring_stages") and not text:find("
 t.case("the file says how it was found", text:find("a machine of paper", 1, true)
   and text:find("nmkgen tune " .. SPEC, 1, true) and text:find("ms a step at 1, 8 rows, 2048 tokens each: ", 1, true),
   text)
+t.run("build/nmkgen variant " .. SPEC .. " -o " .. t.folder .. "/tuned")
+local hash = t.read(t.folder .. "/tuned/lists"):match("\nwords_hash 0x(%x+)\n")
+t.case("the file names the lists that were measured", hash and text:find(", lists " .. hash .. ", by: ", 1, true),
+  tostring(hash) .. " " .. text)
+-- Where every run is known from the journal nothing is built on the way, and the file names the same lists.
+os.remove(TUNING)
+status, out, err = tune(BENCH .. " --budget 500")
+text = t.exists(TUNING) and t.read(TUNING) or ""
+t.case("the same command on a whole journal", status == 0 and text:find(", lists " .. hash .. ", by: ", 1, true),
+  out .. err .. text)
 -- spec.load uses it, the plan says so.
 status, out, err = t.run("build/nmkgen plan " .. SPEC)
 t.case("the plan says where a value comes from", status == 0
