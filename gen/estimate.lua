@@ -9,14 +9,13 @@
 -- The machine is what specs/targets/ records of it, under `timing:`.  Experts are chosen alike, claimed work goes round
 -- evenly; contention, clock rates and the instruction cache are left out.  So it ranks schedules, and is right to 15 %
 -- for the model it was compared with (tests/gen/estimate.lua).
+local abi = require("emit.abi")
 local memory = require("memory")
 local plan = require("plan")
 
 local M = {}
 
-local STAGE = 16384             -- as emit/abi.lua's; that file needs every op, this one none
-
-local DEEPEST = 12              -- stages of a ring, as spec.lua allows
+local STAGE, PAGE_TOKENS = abi.STAGE_BYTES, abi.PAGE_TOKENS
 
 -- The value at x of the line through the points (xs[i], ys[i]); outside them the nearest point's.
 local function between(xs, ys, x)
@@ -34,8 +33,6 @@ local function chunk_count(pages, split)
   local few = math.min((pages + split.pages_per_chunk - 1) // split.pages_per_chunk, split.chunks_min)
   return math.min(math.max(few, pages // split.pages_per_long_chunk), split.chunks_max)
 end
-
-local PAGE_TOKENS = 64
 
 -- Bytes of keys and values of one layer that each SM streams: chunk j of all rows and heads belongs to SM j mod sms.
 local function kv_bytes(g, values, window, batch, context)
@@ -128,7 +125,7 @@ local function machine(g, batch, cap)
   -- for the deepest ring, whatever the schedule's: that a shallow one makes releases cheap nobody has measured.
   local function bounded(stages)
     local loaded = at(stages)
-    loaded.handoff = math.min(loaded.handoff, at(0).handoff + DEEPEST * STAGE / loaded.rate)
+    loaded.handoff = math.min(loaded.handoff, at(0).handoff + abi.MOST_RING_STAGES * STAGE / loaded.rate)
     return loaded
   end
   return {
@@ -248,12 +245,13 @@ end
 
 --- What plan --estimate prints: the step of each batch, and what another cap or depth would do.
 function M.text(g)
-  local lines, schedule, context = {}, g.model.schedule, math.min(8192, g.model.shape.max_context)
+  local lines, schedule, context = {}, g.model.schedule, math.min(plan.CONTEXT, g.model.shape.max_context)
+  local shallower = math.max(schedule.ring_stages - 2, abi.LEAST_RING_STAGES)
   local function line(fmt, ...) lines[#lines + 1] = fmt:format(...) end
   line("Estimated ms a step, %d tokens in each row, by the timing of target %s", context, g.model.target.name)
   line("")
   line("rows    as scheduled   waiting for others   one stage less in flight   one more   ring of %d stages",
-    math.max(schedule.ring_stages - 2, 4))
+    shallower)
   local b = 1
   while b <= g.columns do
     local cap = schedule.in_flight[b]
@@ -263,8 +261,7 @@ function M.text(g)
     end
     local seconds, detail = M.step(g, b, context)
     line("%4d %15s %20s %26s %10s %19s", b, ("%.3f"):format(seconds * 1e3), ("%.3f"):format(detail.stall * 1e3),
-      ms({ in_flight = cap - 1 }), ms({ in_flight = cap + 1 }),
-      ms({ ring_stages = math.max(schedule.ring_stages - 2, 4) }))
+      ms({ in_flight = cap - 1 }), ms({ in_flight = cap + 1 }), ms({ ring_stages = shallower }))
     b = b < g.columns and math.min(2 * b, g.columns) or b + 1
   end
   return table.concat(lines, "\n") .. "\n"

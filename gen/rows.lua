@@ -4,8 +4,7 @@
 -- and then may be nil.  Types:
 --   int, number, bool   plain scalars            word    a name: letters, digits, . _ -; with choices =, one of them
 --   map, shape          `keys` are its rows      ints    one int, or 8 of them
---   choice              one of `choices`         numbers a list of numbers
---   order               a list of all waves (reader.waves)
+--   numbers             a list of numbers        order   a list of all waves (reader.waves)
 --   maps                a list of maps, `keys` are the rows of each; at[key] of a map is the place of a key
 --   layers              all, outside, or a list of layers    } places[key] of the map around has the place of each part
 --   values              a map of numbers by any names        }
@@ -96,12 +95,6 @@ local function bool(node)
   return BOOLS[node.value]
 end
 
-local function choice(node, row)
-  for _, known in ipairs(row.choices) do
-    if node.kind == "scalar" and node.value == known then return known end
-  end
-end
-
 local Reader = {}
 Reader.__index = Reader
 
@@ -131,7 +124,6 @@ local TYPES = {
       return row.choices and "one of " .. table.concat(row.choices, ", ") or "a word of a-z, A-Z, 0-9 and . _ -"
     end, parse = word },
   bool = { text = function() return "true or false" end, parse = bool },
-  choice = { text = function(row) return "one of " .. table.concat(row.choices, ", ") end, parse = choice },
   ints = { text = function(row) return "an integer " .. range(row) .. ", or a list of 8 such" end },
   numbers = { text = function(row) return "a list of numbers " .. range(row) end },
   order = { text = function() return "a list of waves" end },

@@ -31,25 +31,26 @@ local SPLIT = {
 }
 
 local PLACEMENT = {
-  { "rule", "choice", choices = placement.RULES, default = placement.DEFAULT.rule,
+  { "rule", "word", choices = placement.RULES, default = placement.DEFAULT.rule,
     doc = "which SMs take the work that does not divide evenly" },
   { "seed", "int", min = 0, max = 2147483647, default = placement.DEFAULT.seed, doc = "of the rule random" },
 }
 
 -- An op finds its key as the parameter claim_KEY.
 local CLAIM = {
-  { "up", "choice", choices = { "static", "tail", "queue" }, default = "tail",
+  { "up", "word", choices = { "static", "tail", "queue" }, default = "tail",
     doc = "chunks of the experts' gate and up rows: all dealt, all but the last rounds dealt, or all claimed" },
-  { "attention", "choice", choices = { "static", "full", "queue" }, default = "static",
+  { "attention", "word", choices = { "static", "full", "queue" }, default = "static",
     doc = "chunks of attention: all dealt, those of full layers claimed, or all claimed" },
 }
 
 local SCHEDULE = {
   { "columns", "int", min = 1, max = 64, default = 8,
     doc = "most rows that a step decodes, or positions of a prompt that it takes" },
-  { "ring_stages", "int", min = 4, max = 12, default = 12, tries = { 8, 10, 11, 12 },
+  { "ring_stages", "int", min = abi.LEAST_RING_STAGES, max = abi.MOST_RING_STAGES, default = abi.MOST_RING_STAGES,
+    tries = { 8, 10, 11, 12 },
     doc = "depth of the weight ring, 16 KiB a stage; less by default where a wide residual leaves no room" },
-  { "in_flight", "ints", min = 1, max = 12, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
+  { "in_flight", "ints", min = 1, max = abi.MOST_RING_STAGES, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
     doc = "most stages in flight for 1, 2, ... live columns; the last for all that follow" },
   { "order", "order", doc = "waves of a layer, as they are dealt" },
   { "placement", "map", keys = PLACEMENT, default = {}, doc = "how tasks are given to SMs" },
@@ -316,8 +317,7 @@ end
 local function fit_ring(m, reader)
   local ok, most = pcall(abi.most_ring_stages, m)       -- what the family gets wrong has its own message
   if not ok then return end
-  local least = rows.find(SCHEDULE, "ring_stages").min
-  local path, stages = "schedule.ring_stages", m.schedule.ring_stages
+  local least, path, stages = abi.LEAST_RING_STAGES, "schedule.ring_stages", m.schedule.ring_stages
   if most < least then
     reader:error(reader.pos["shape.hidden"], "shape.hidden", "leaves shared memory for %d ring stages, at least %d " ..
       "are needed; it is %s, where target.smem_bytes_per_block is %d", most, least, tostring(m.shape.hidden),

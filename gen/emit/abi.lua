@@ -7,6 +7,7 @@ local writer = require("emit.writer")
 local M = {}
 
 M.STAGE_BYTES = 16384
+M.LEAST_RING_STAGES, M.MOST_RING_STAGES = 4, 12
 M.PAGE_TOKENS = 64
 M.OUT_RING = 1024
 M.STOP_IDS = 16
@@ -214,6 +215,16 @@ function M.used_ops(g, registry)
     end
   end
   return list
+end
+
+--- Who signals each counter, by its number from 0 less one: the node's name.
+function M.counter_names(g)
+  local names = {}
+  for id = 1, g.counters do names[id] = "?" end
+  for _, node in ipairs(g.nodes) do
+    if node.counter then names[node.counter + 1] = node.name end
+  end
+  return names
 end
 
 local function max_tasks(model, g)

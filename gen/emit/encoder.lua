@@ -227,7 +227,7 @@ local function emit_config(w, ctx)
 end
 
 local function emit_names(w, ctx)
-  local opcodes, nodes, fields, counters = { "end" }, {}, {}, {}
+  local opcodes, nodes, fields, counters = { "end" }, {}, {}, abi.counter_names(ctx.graph)
   for i, node in ipairs(ctx.graph.nodes) do
     nodes[i] = ("%s, NMK_OP_%s, %d"):format(writer.string(node.name), node.op:upper(), node.layer)
   end
@@ -239,14 +239,6 @@ local function emit_names(w, ctx)
       local name = op.name:upper()
       fields[#fields + 1] = ("NMK_OP_%s, NMK_WORD_%s_%s, %s"):format(name, name, field.name:upper(),
         writer.string(field.name))
-    end
-  end
-  for id = 0, ctx.graph.counters - 1 do
-    counters[id + 1] = "?"
-  end
-  for _, node in ipairs(ctx.graph.nodes) do
-    if node.counter then
-      counters[node.counter + 1] = node.name
     end
   end
   emit_table(w, "nmk_node", "nmk_node", nodes)
@@ -266,10 +258,9 @@ local function emit_step_bytes(w, ctx)
   w:close("};")
 end
 
---- A float as C, in the digits that tell it from its neighbours.
+--- A number as C, rounded to a float.
 local function float(value)
-  local text = ("%.9g"):format(string.unpack("<f", string.pack("<f", value)))
-  return (text:find("[.e]") and text or text .. ".0") .. "f"
+  return writer.float((string.unpack("<f", string.pack("<f", value))))
 end
 
 local function emit_rope(w, ctx)

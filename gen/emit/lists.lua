@@ -16,15 +16,6 @@ M.VERSION = 1
 
 local PACK = 256                -- words packed by one call
 
-local function counter_names(g)
-  local names = {}
-  for id = 0, g.counters - 1 do names[id + 1] = "?" end
-  for _, node in ipairs(g.nodes) do
-    if node.counter then names[node.counter + 1] = node.name end
-  end
-  return names
-end
-
 local function pack(list, parts)
   local format = "<" .. ("i4"):rep(PACK)
   local whole = #list // PACK * PACK
@@ -56,7 +47,7 @@ function M.text(ctx, kernel)
   for _, n in ipairs(g.nodes) do
     w:line("node %s %d %d", n.name, ctx.registry.by_name[n.op].opcode, n.layer)
   end
-  for _, name in ipairs(counter_names(g)) do w:line("counter %s", name) end
+  for _, name in ipairs(abi.counter_names(g)) do w:line("counter %s", name) end
   local head = w:text()
   local parts, counts = { head, ("head 0x%016x\nwords\n"):format(writer.fnv(head)) }, {}
   for sm = 0, g.sms - 1 do counts[sm + 1] = #ctx.words[sm] // ops.WORDS end
