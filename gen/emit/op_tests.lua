@@ -10,22 +10,7 @@ local M = {}
 local function emit_case(w, op, number, test)
   w:line("static void test_%s_%d(struct op_test *test)", op.name, number)
   w:open("{")
-  local unused = { "(void)test" }
-  if #op.fields > 0 then
-    w:line("const int32_t *d = test->task;")
-    refvm.fields(w, op)
-    unused[#unused + 1] = "(void)t"
-  end
-  if #op.params > 0 then
-    unused[#unused + 1] = ("(void)%s_params"):format(op.name)
-  end
-  w:line("%s;", table.concat(unused, ", "))
-  w.depth = w.depth - 1
-  w:line("#define P %s_params", op.name)
-  w:source(test.line, op.file)
-  w:raw(test.text)
-  w:here()
-  w:line("#undef P")
+  refvm.section(w, op, { line = test.line, file = op.file, text = test.text }, "test->task", { "(void)test" })
   w:line("}")
   w:line("")
 end

@@ -67,8 +67,8 @@ local function emit_point(w, point, inserted)
   w:close()
 end
 
---- `const struct OP_task t`, from the words d.
-function M.fields(w, op)
+-- `const struct OP_task t`, from the words d.
+local function emit_fields(w, op)
   local values = {}
   for i, field in ipairs(op.fields) do
     local word = ("d[%d]"):format(field.word)
@@ -83,12 +83,14 @@ function M.fields(w, op)
   w:close("};")
 end
 
-local function emit_function(w, op)
-  w:line("static int op_%s(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)", op.name)
-  w:open("{")
-  local unused = { "(void)vm, (void)sm, (void)d" }
+--- In an open function body: what every section of an op sees, t and P, then the section. words: an expression of the
+--- task's words, nil where they are d already; unused: a list of C that keeps compilers quiet.
+function M.section(w, op, section, words, unused)
   if #op.fields > 0 then
-    M.fields(w, op)
+    if words then
+      w:line("const int32_t *d = %s;", words)
+    end
+    emit_fields(w, op)
     unused[#unused + 1] = "(void)t"
   end
   if #op.params > 0 then
@@ -97,18 +99,24 @@ local function emit_function(w, op)
   w:line("%s;", table.concat(unused, ", "))
   w.depth = w.depth - 1
   w:line("#define P %s_params", op.name)
+  w:source(section.line, section.file)
+  w:raw(section.text)
+  w:here()
+  w:line("#undef P")
+end
+
+local function emit_function(w, op)
   if op.inline then
     w:line("#define apply %s_apply", op.name)
   end
-  w:source(op.reference.line, op.reference.file)
-  w:raw(op.reference.text)
-  w:here()
+  w:line("static int op_%s(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)", op.name)
+  w:open("{")
+  M.section(w, op, op.reference, nil, { "(void)vm, (void)sm, (void)d" })
+  w:line("    return 0;")
+  w:line("}")
   if op.inline then
     w:line("#undef apply")
   end
-  w:line("#undef P")
-  w:line("    return 0;")
-  w:line("}")
 end
 
 local function slots(ctx, used)
