@@ -15,6 +15,7 @@ local M = {}
 
 local GIB = 1 << 30
 local WIDTH = 118
+local TARGET = "h200"           -- of a new spec
 local EMBED = "model.embed_tokens.weight"
 local SHOWN = 3                 -- of a list of tensors
 
@@ -272,7 +273,7 @@ function M.run(dir, opts, diag, prove)
   config:check_common()
   local shape, complete = config:shape(self.tensors)
   self:check_vocab(shape)
-  local body = self:body(shape, opts.target or M.TARGET)
+  local body = self:body(shape, opts.target or TARGET)
   local options = { root = host.root, target = opts.target, text = body }
   local found = diags.new()
   local model = spec.load(self.draft, found, options)
@@ -298,8 +299,5 @@ function M.run(dir, opts, diag, prove)
   diag:stop()
   return self:head(opts.output) .. body, self.warnings
 end
-
---- The target of a new spec.
-M.TARGET = "h200"
 
 return M

@@ -270,8 +270,9 @@ end
 
 -- ---------------------------------------------------------------- the end
 
---- Names that can stand in `value`: { name =, type =, writers =, readers =, rows =, point = op's name }, in order.
-function M.values(registry, seen, bases)
+-- Names that can stand in `value`, in order: { name, type, writes, reads = names of ops, width }, or of a point { name,
+-- type, point = op's name }.
+local function values_of(registry, seen, bases)
   local list, by_name = {}, {}
   for _, op in ipairs(registry.list) do
     for _, way in ipairs(seen[op.name] and { "writes", "reads" } or {}) do
@@ -320,7 +321,7 @@ end
 
 --- Requires: all sections seen. Leaves: mistakes of insertions that found no place; self.points.
 function Insert:finish()
-  self.all = M.values(self.registry, self.seen, self.bases)
+  self.all = values_of(self.registry, self.seen, self.bases)
   for _, ins in ipairs(self.list) do
     if ins.good and ins.host then
       if not self.seen[ins.host.name] then
@@ -347,7 +348,13 @@ function Insert:finish()
   end
 end
 
---- Inserts an op as its own table says, unless the spec does already. A mistake where the op says nothing.
+-- Places of an insertion all of which is in one place.
+local function one_place(at)
+  local places = setmetatable({}, { __index = function() return at end })
+  return places, { with = places, layers = places }
+end
+
+--- Inserts an op as its own table says, if it says so and the spec does not insert it already.
 function M.try(model, registry, name, diag)
   local op = registry.by_name[name]
   if not op then
@@ -361,21 +368,18 @@ function M.try(model, registry, name, diag)
     if ins.op == name then return end
   end
   if not op.try then return end
-  local at = { file = op.file, line = op.try.line, col = 1 }
-  local places = setmetatable({}, { __index = function() return at end })
-  table.insert(model.insert, { op = name, value = op.try.value, with = op.try.with, at = places,
-                               places = { with = places, layers = places } })
+  local at, places = one_place({ file = op.file, line = op.try.line, col = 1 })
+  table.insert(model.insert, { op = name, value = op.try.value, with = op.try.with, at = at, places = places })
 end
 
 -- Insertions of a family have one place: where the family makes them.
 local function of_family(family, model)
   local list = {}
   if not family.insert then return list end
-  local at = family.at("insert")
-  local places = setmetatable({}, { __index = function() return at end })
+  local place = family.at("insert")
   for i, ins in ipairs(family.insert(model)) do
-    list[i] = { op = ins.op, value = ins.value, layers = ins.layers, with = ins.with,
-                at = places, places = { with = places, layers = places } }
+    local at, places = one_place(place)
+    list[i] = { op = ins.op, value = ins.value, layers = ins.layers, with = ins.with, at = at, places = places }
   end
   return list
 end

@@ -112,14 +112,18 @@ end
 
 local COMMANDS = {}
 
+-- All of the files { path, text }, or none and a mistake.
+local function write_files(list, diag)
+  local ok, why = host.write(list)
+  if ok then return end
+  diag:error(nil, "cannot write %s", why)
+  diag:stop()
+end
+
 local function write(folder, list, diag)
   local out = {}
   for i, file in ipairs(list) do out[i] = { path = folder .. "/" .. file.name, text = file.text } end
-  local ok, why = host.write(out)
-  if not ok then
-    diag:error(nil, "cannot write %s", why)
-    diag:stop()
-  end
+  write_files(out, diag)
 end
 
 function COMMANDS.generate(path, opts, diag)
@@ -179,11 +183,7 @@ COMMANDS["new-op"] = function(name, opts, diag)
   diag:stop()
   local path, called, text = new_op.scaffold(name, opts, registry, diag)
   diag:stop()
-  local ok, why = host.write({ { path = path, text = text } })
-  if not ok then
-    diag:error(nil, "cannot write %s", why)
-    diag:stop()
-  end
+  write_files({ { path = path, text = text } }, diag)
   print(("%s: an op that passes its tests; make test-op OP=%s runs them"):format(called, name))
 end
 
@@ -199,11 +199,7 @@ function COMMANDS.init(dir, opts, diag)
     io.write(text)
     return
   end
-  local ok, why = host.write({ { path = file, text = text } })
-  if not ok then
-    diag:error(nil, "cannot write %s", why)
-    diag:stop()
-  end
+  write_files({ { path = file, text = text } }, diag)
   print(("wrote %s; next: nmkgen check %s"):format(file, file))
 end
 
@@ -229,9 +225,11 @@ local FLAGS = {
   ["--write-estimate"] = true, ["--estimate"] = true,
   ["--untuned"] = true, ["--force"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
-local LONG_FLAGS = { "--output", "--target", "--set", "--untuned", "--estimate", "--bench", "--budget", "--batch",
-  "--context", "--seed", "--estimate-only", "--write-estimate", "--like", "--try", "--name", "--force", "--help",
-  "--version" }
+local LONG_FLAGS = {}
+for flag in pairs(FLAGS) do
+  if flag:find("^%-%-") then LONG_FLAGS[#LONG_FLAGS + 1] = flag end
+end
+table.sort(LONG_FLAGS)
 -- Options that one command alone has.
 local OWN = {
   bench = "tune", budget = "tune", batch = "tune", context = "tune", seed = "tune", ["estimate-only"] = "tune",

@@ -204,7 +204,7 @@ function Sync:visit(node, task, d, counter, i)
   end
 end
 
--- What is left of a history that begins anew with the passes that end at `last`: each unit's earlier accesses come
+-- What is left of a history that begins anew with the passes of a node: each unit's earlier accesses come
 -- before the pass that writes the unit.
 local function since_first_pass(history, node)
   local from = #history + 1

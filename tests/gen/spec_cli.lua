@@ -14,8 +14,8 @@ usage("unknown word", "zzzzzzzz",
   "unknown command 'zzzzzzzz', known are: variant, tune, check, plan, ops, keys, new-op, init")
 usage("unknown flag", TOY .. " --ouput x", "unknown flag '--ouput', did you mean '--output'?")
 usage("unknown short flag", TOY .. " -x",
-  "unknown flag '-x', known are: --output, --target, --set, --untuned, --estimate, --bench, --budget, --batch, "
-  .. "--context, --seed, --estimate-only, --write-estimate, --like, --try, --name, --force, --help, --version")
+  "unknown flag '-x', known are: --batch, --bench, --budget, --context, --estimate, --estimate-only, --force, --help, "
+  .. "--like, --name, --output, --seed, --set, --target, --try, --untuned, --version, --write-estimate")
 usage("flag without argument", TOY .. " -o", "-o needs an argument")
 usage("flag with empty argument", TOY .. " --output=", "--output needs an argument")
 usage("flag with too much", TOY .. " --version=2", "--version takes no argument")
