@@ -32,6 +32,7 @@
 --   op.arrivals              arrivals at the op's counter per task
 --   op.eval_cost(env)        bytes one task streams
 local diagnostics = require("diag")
+local host = require("host")
 
 local M = {}
 
@@ -733,27 +734,6 @@ function M.settle(registry, claim)
   end
 end
 
--- How nmkgen reads files; where a test runs this stage alone, how plain Lua does.
-local function file_access()
-  local ok, host = pcall(require, "host")
-  if ok then
-    return host
-  end
-  return {
-    list = function(folder)
-      local names = {}
-      for name in io.popen(("ls '%s'"):format(folder)):lines() do
-        names[#names + 1] = name
-      end
-      return names
-    end,
-    read = function(path)
-      local file, why = io.open(path, "rb")
-      return file and file:read("a"), why
-    end,
-  }
-end
-
 --- The SM-local buffers that several roles use: { [name] = true }. They are in shared memory, have two copies and an
 --- instance number in the descriptor; the others are registers of one role.
 function M.shared_buffers(registry)
@@ -816,20 +796,19 @@ end
 --- given), registry.point[name] = the op that has it; mistakes in diag.
 function M.load(root, diag, columns)
   local wide = M.is_wide(columns or M.TILE_COLUMNS)
-  local files = file_access()
   local registry = { list = {}, by_name = {} }
   local names = {}
-  for _, file in ipairs(assert(files.list(root .. "/templates/ops"))) do
+  for _, file in ipairs(assert(host.list(root .. "/templates/ops"))) do
     names[#names + 1] = file:match("^(.*)%.cu$")
   end
   table.sort(names)
   for _, name in ipairs(names) do
     local shown = ("templates/ops/%s.cu"):format(name)
-    local text, why = files.read(root .. "/" .. shown)
+    local text, why = host.read(root .. "/" .. shown)
     local op
     if text then
       op = M.parse(shown, text, diag, function(path)
-        return files.read(root .. "/" .. path)
+        return host.read(root .. "/" .. path)
       end, wide)
     else
       diag:error({ file = shown, line = 1, col = 1 }, "cannot read it: %s", why)

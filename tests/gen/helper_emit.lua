@@ -1,5 +1,6 @@
 -- Serves the tests of the op registry and the emitters: a registry of two small ops, a graph of three nodes on two SMs.
 package.path = "gen/?.lua;" .. package.path
+dofile("tests/helper_host.lua")
 
 local diags = require("diag")
 local ops = require("ops")

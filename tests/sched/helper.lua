@@ -2,24 +2,7 @@
 -- run one after the other.
 package.path = "gen/?.lua;tests/sched/?.lua;" .. package.path
 
--- Of what gen/main.c gives nmkgen, loading ops and families needs this much.
-package.preload.host = package.preload.host or function()
-  local host = { root = "." }
-  function host.read(path)
-    local file, why = io.open(path, "rb")
-    if not file then return nil, why end
-    local text = file:read("a")
-    file:close()
-    return text
-  end
-  function host.list(path)
-    local names, ls = {}, assert(io.popen(("ls '%s'"):format(path)))
-    for name in ls:lines() do names[#names + 1] = name end
-    ls:close()
-    return names
-  end
-  return host
-end
+dofile("tests/helper_host.lua")
 
 local M = {}
 
