@@ -670,8 +670,7 @@ static int next_batch(walk *w, char *buffer) {
     w->count = 0, w->bytes = 0;
     while (w->place < w->c->place_count) {
         const place *p = &w->c->places[w->place];
-        int head = nmk_packed_head(p->array->layout), rows = p->rows - w->row;
-        int unit = is_vector(p->array) ? p->rows : head ? head : 16;
+        int rows = p->rows - w->row, unit = is_vector(p->array) ? p->rows : nmk_packed_unit(p->array->layout);
         assert(row_bytes(p) * (size_t)unit <= BATCH_BYTES);
         assert(is_vector(p->array) || p->cols % 8 == 0); /* 16-byte loads of nmk_pack */
         size_t room = (BATCH_BYTES - w->bytes) / row_bytes(p);
