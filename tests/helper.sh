@@ -12,6 +12,18 @@ result() { # NAME CONDITION WHY
   fi
 }
 
+# compiles NAME KERNEL: without spills, where NVRTC is.
+compiles() {
+  local said
+  if said=$(build/nmc-toy/nmk-compile "$2" 2>&1); then
+    result "$1" "$([[ $said == *"spills 0 bytes stored 0 loaded"* ]] && echo 1)" "$said"
+  elif [[ $said == *"no NVRTC"* ]]; then
+    echo "skip - $1: no NVRTC"
+  else
+    result "$1" 0 "$(head -n 3 <<<"$said" | tr '\n' ' ')"
+  fi
+}
+
 # expect NAME STATUS TEXT ARG...: $program says one line on stderr that has TEXT, nothing on stdout.  Lines that match
 # $aside do not count.
 expect() {

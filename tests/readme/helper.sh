@@ -27,16 +27,6 @@ follow() {
   return $rc
 }
 
-# compiles NAME KERNEL: without spills, where NVRTC is.
-compiles() {
-  build/nmc-toy/nmk-compile --no-cache "$2" >"$out/compiled" 2>&1
-  if grep -q 'no NVRTC' "$out/compiled"; then
-    echo "skip - $1: no NVRTC"
-  else
-    result "$1" $(grep -q 'spills 0 bytes stored 0 loaded' "$out/compiled" && echo 1) "$(head -n 3 "$out/compiled" | xargs)"
-  fi
-}
-
 for program in build/nmc-toy/nmk-compile build/tests/nmc-toy/readme/helper_logits; do
   [ -x $program ] || { echo "not ok - readme: $program is not built"; exit 1; }
 done

@@ -40,7 +40,6 @@ helper.ok("attention dealt", part_of(build("tail", "static")) == false, "its par
 helper.ok("attention claimed", part_of(build("tail", "queue")) == true, "its part is dealt")
 helper.ok("tickets", queue.tickets == 2 * tail.tickets and tail.tickets == 5, queue.tickets .. " and " .. tail.tickets)
 
-
 for _, name in ipairs(ORDERS) do
   local g = build("queue", "full", order_of(name))
   local words = helper.words(g)
