@@ -50,6 +50,32 @@ function M.same(name, got, want)
   M.case(name, got == want, ("got <%s>, want <%s>"):format(tostring(got), tostring(want)))
 end
 
+--- For tests inside nmkgen: a spec's model; that it has no mistakes is a case.
+function M.load(path)
+  local diag = require("diag").new()
+  local model = require("spec").load(path, diag)
+  M.same(path .. " has no mistakes", table.concat(diag:lines(), "\n"), "")
+  return model
+end
+
+--- The shapes of the tensors that a checkpoint of the model must have, as JSON by name; how many; their elements.
+function M.tensors(model)
+  local shapes, count, parameters = {}, 0, 0
+  for _, tensor in ipairs(model.family_module.tensors(model)) do
+    local shape = tensor.dims == 1 and ("[%d]"):format(tensor.cols) or ("[%d, %d]"):format(tensor.rows, tensor.cols)
+    for layer = tensor.layer0, tensor.layer0 + tensor.layers - 1 do
+      for expert = 0, math.max(tensor.experts, 1) - 1 do
+        local name = tensor.name:find("%%d") and tensor.name:format(layer, expert) or tensor.name
+        assert(not shapes[name], name)
+        if not tensor.twin then
+          shapes[name], count, parameters = shape, count + 1, parameters + tensor.rows * tensor.cols
+        end
+      end
+    end
+  end
+  return shapes, count, parameters
+end
+
 function M.done()
   os.execute("rm -rf " .. M.folder)
   os.exit(failed and 1 or 0)

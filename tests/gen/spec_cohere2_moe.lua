@@ -4,19 +4,12 @@ if not package.preload.yaml then
   os.exit(ok and 0 or 1)
 end
 local t = dofile("tests/gen/helper_spec.lua")
-local diags, families = require("diag"), require("family")
-local spec, yaml = require("spec"), require("yaml")
-
-local function load(path)
-  local diag = diags.new()
-  local model = spec.load(path, diag)
-  t.same(path .. " has no mistakes", table.concat(diag:lines(), "\n"), "")
-  return model, model.family_module
-end
+local families, yaml = require("family"), require("yaml")
 
 -- ---- North Mini Code: figures of its model card and checkpoint
 
-local model, family = load("specs/north-mini-code.yaml")
+local model = t.load("specs/north-mini-code.yaml")
+local family = model.family_module
 local kinds = {}
 for i = 0, model.shape.layers - 1 do
   local kind = family.layer(i, model.shape)
@@ -31,23 +24,7 @@ t.same("sliding layers", #(kinds["sliding moe rope"] or {}), 36)
 t.same("place of a full layer among its kind", family.layer(48, model.shape).kv_layer, 12)
 t.same("place of a sliding layer among its kind", family.layer(47, model.shape).kv_layer, 35)
 
--- Names of all tensors with their shapes, as a checkpoint has them.
-local function expand()
-  local shapes, count = {}, 0
-  for _, tensor in ipairs(family.tensors(model)) do
-    local shape = tensor.dims == 1 and ("[%d]"):format(tensor.cols) or ("[%d, %d]"):format(tensor.rows, tensor.cols)
-    for layer = tensor.layer0, tensor.layer0 + tensor.layers - 1 do
-      for expert = 0, math.max(tensor.experts, 1) - 1 do
-        local name = tensor.name
-        if name:find("%%d") then name = name:format(layer, expert) end
-        assert(not shapes[name], name)
-        if not tensor.twin then shapes[name], count = shape, count + 1 end
-      end
-    end
-  end
-  return shapes, count
-end
-local shapes, count = expand()
+local shapes, count = t.tensors(model)
 t.same("tensors", count, 18730)
 t.same("embedding", shapes["model.embed_tokens.weight"], "[262144, 2048]")
 t.same("final norm", shapes["model.norm.weight"], "[2048]")
@@ -62,7 +39,7 @@ t.same("no dense experts", shapes["model.layers.0.mlp.experts.0.down_proj.weight
 -- ---- the toy: its index and its config.json (JSON is YAML)
 
 local FOLDER = "examples/nmc-toy/"
-model, family = load("specs/nmc-toy.yaml")
+model = t.load("specs/nmc-toy.yaml")
 local function get(node, key)
   for _, item in ipairs(node and node.items or {}) do
     if item.key.value == key then return item.value end
@@ -70,7 +47,7 @@ local function get(node, key)
 end
 
 local index = get(yaml.load(FOLDER .. "model.safetensors.index.json"), "weight_map")
-local missing, extra = expand(), {}
+local missing, extra = t.tensors(model), {}
 for _, item in ipairs(index.items) do
   if missing[item.key.value] then
     missing[item.key.value] = nil

@@ -4,43 +4,7 @@ if not package.preload.yaml then
   os.exit(ok and 0 or 1)
 end
 local t = dofile("tests/gen/helper_spec.lua")
-local diags, families, rows, yaml = require("diag"), require("family"), require("rows"), require("yaml")
-
--- Without the limits of the kernel: only what the spec and its family say.
-local function load(name)
-  local diag = diags.new()
-  local path = ("specs/%s.yaml"):format(name)
-  local tree = rows.load(path, path, diag)
-  local function get(key)
-    for _, item in ipairs(tree.items) do
-      if item.key.value == key then return item.value end
-    end
-  end
-  local called = ("specs/families/%s.lua"):format(get("family").value)
-  local family = families.load(called, called, diag)
-  local shape = rows.reader(diag):map(get("shape"), "shape", family.shape)
-  t.same(name .. ": no mistakes", table.concat(diag:lines(), "\n"), "")
-  return family, { shape = shape, family_module = family }
-end
-
--- Names of the tensors that a checkpoint must have, with their shapes; how many, and their elements.
-local function expand(family, m)
-  local shapes, count, parameters = {}, 0, 0
-  for _, tensor in ipairs(family.tensors(m)) do
-    local shape = tensor.dims == 1 and ("[%d]"):format(tensor.cols) or ("[%d, %d]"):format(tensor.rows, tensor.cols)
-    for layer = tensor.layer0, tensor.layer0 + tensor.layers - 1 do
-      for expert = 0, math.max(tensor.experts, 1) - 1 do
-        local name = tensor.name
-        if name:find("%%d") then name = name:format(layer, expert) end
-        assert(not shapes[name], name)
-        if not tensor.twin then
-          shapes[name], count, parameters = shape, count + 1, parameters + tensor.rows * tensor.cols
-        end
-      end
-    end
-  end
-  return shapes, count, parameters
-end
+local families, host, yaml = require("family"), require("host"), require("yaml")
 
 local L = "model.layers."
 local MODELS = {
@@ -60,7 +24,7 @@ local MODELS = {
 
 for _, row in ipairs(MODELS) do
   local name, parameters, count, some = table.unpack(row)
-  local shapes, got_count, got_parameters = expand(load(name))
+  local shapes, got_count, got_parameters = t.tensors(t.load(("specs/%s.yaml"):format(name)))
   t.same(name .. ": parameters", got_parameters, parameters)
   t.same(name .. ": tensors", got_count, count)
   for _, tensor in ipairs(require("emit.writer").sorted(some)) do
@@ -69,10 +33,10 @@ for _, row in ipairs(MODELS) do
 end
 
 -- Command R7B: three layers with a window and RoPE, then one that sees everything and knows no positions.
-local family, m = load("command-r7b")
+local command = t.load("specs/command-r7b.yaml")
 local kinds = {}
 for i = 0, 7 do
-  local kind = family.layer(i, m.shape)
+  local kind = command.family_module.layer(i, command.shape)
   kinds[#kinds + 1] = kind.attention:sub(1, 1) .. (kind.rope and "r" or "n") .. kind.kv_layer
 end
 t.same("command-r7b: layers", table.concat(kinds, " "), "sr0 sr1 sr2 fn0 sr3 sr4 sr5 fn1")
@@ -111,12 +75,11 @@ local function agrees(node, want)
   return node.value == tostring(want)
 end
 
-for _, name in ipairs({ "llama", "llama-bias", "llama-wide", "qwen2", "qwen3", "qwen3-yarn", "qwen3-moe", "cohere2",
-                        "mixtral" }) do
-  local path = "../tests/models/tiny-" .. name
-  local tiny_family, tiny = load(path)
-  local folder = path:sub(4)
-  local there, wanted = header(folder .. "/model.safetensors"), expand(tiny_family, tiny)
+for _, file in ipairs(host.list("tests/models")) do
+  local name = file:match("^tiny%-(.*)%.yaml$")
+  if not name then goto continue end
+  local tiny, folder = t.load("tests/models/" .. file), "tests/models/tiny-" .. name
+  local there, wanted = header(folder .. "/model.safetensors"), t.tensors(tiny)
   local wrong = {}
   for tensor, shape in pairs(wanted) do
     if there[tensor] ~= shape then wrong[#wrong + 1] = ("%s %s, %s"):format(tensor, shape, tostring(there[tensor])) end
@@ -135,6 +98,7 @@ for _, name in ipairs({ "llama", "llama-bias", "llama-wide", "qwen2", "qwen3", "
     end
   end
   t.same(name .. ": config.json", table.concat(contradictions, " "), "")
+  ::continue::
 end
 
 t.done()
