@@ -7,7 +7,7 @@
 -- nodes before it, so one pass over the nodes in wave order is the whole simulation.
 --
 -- The machine is what specs/targets/ records of it, under `timing:`.  Experts are chosen alike, claimed work goes round
--- evenly; contention, clock rates and the instruction cache are left out.  So it ranks schedules, and is right to 15 %
+-- evenly; contention, clock rates and the instruction cache are left out.  So it ranks schedules, and is right to 4 %
 -- for the model it was compared with (tests/gen/estimate.lua).
 local abi = require("emit.abi")
 local memory = require("memory")

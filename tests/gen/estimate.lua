@@ -23,7 +23,7 @@ for line in out:gmatch("[%d.]+") do got[#got + 1] = tonumber(line) end
 t.case("there are estimates", #got == 16, out .. err)
 
 local function near(name, i, want)
-  t.case(name, got[i] and math.abs(got[i] / want - 1) < 0.15, ("%s, measured %.3f"):format(tostring(got[i]), want))
+  t.case(name, got[i] and math.abs(got[i] / want - 1) < 0.04, ("%s, measured %.3f"):format(tostring(got[i]), want))
 end
 near("1 row", 1, 1.831)
 near("2 rows", 2, 2.650)
