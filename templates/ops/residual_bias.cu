@@ -13,35 +13,38 @@
 //@device compute
 DEVICE void compute(Consumer &c, const Task &t)
 {
-    c.hand(c.acc);
 #pragma unroll
-    for (int k = 0; k < 4; k++) c.acc[k] = 0;
+    for (int n = 0; n < COLUMN_TILES; n++) {
+        if (c.live_tile(n)) c.hand(c.acc[n]);
+#pragma unroll
+        for (int k = 0; k < 4; k++) c.acc[n][k] = 0;
+    }
 }
 
 //@device store
 DEVICE void store(Storer &c, const Task &t)
 {
-    if (c.mine()) {
-        const int row = t.tile * 16 + c.g();
-        const float *x = c.buffer<float>(t.x) + row;
-        float *y = c.buffer<float>(t.y) + row;
-        const u16 *bias = (const u16 *)c.weights(t.bias_kib) + row;
+    const u16 *bias = (const u16 *)c.weights(t.bias_kib) + t.tile * 16 + c.g();
+#pragma unroll 1
+    for (Tile at = {0, 0}; at.row < 1; c.next_job(at)) {
+        if (!c.mine()) continue;
+        const float *x = c.buffer<float>(t.x) + t.tile * 16 + c.g();
+        float *y = c.buffer<float>(t.y) + t.tile * 16 + c.g();
         const float add[2] = {bf16_low(__ldg(bias)), bf16_low(__ldg(bias + 8))};
         float old[4] = {0, 0, 0, 0}, v[4];
         c.wait_job(); /* x may be the other storer's, and only what compute knows is behind it */
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            const int n = (2 * c.t() + j) * P::hidden;
-            if (c.live(2 * c.t() + j)) old[j] = __ldcg(x + n), old[2 + j] = __ldcg(x + n + 8);
+            const int n = (c.column(at) + j) * P::hidden;
+            if (c.live(c.column(at) + j)) old[j] = __ldcg(x + n), old[2 + j] = __ldcg(x + n + 8);
         }
         c.take(v);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            const int n = (2 * c.t() + j) * P::hidden;
-            if (c.live(2 * c.t() + j)) y[n] = old[j] + v[j] + add[0], y[n + 8] = old[2 + j] + v[2 + j] + add[1];
+            const int n = (c.column(at) + j) * P::hidden;
+            if (c.live(c.column(at) + j)) y[n] = old[j] + v[j] + add[0], y[n + 8] = old[2 + j] + v[2 + j] + add[1];
         }
     }
-    c.job++;
 }
 
 //@reference
