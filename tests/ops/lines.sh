@@ -36,7 +36,9 @@ line() { grep -nF -- "$2" "$root/templates/ops/$1.cu" | head -n 1 | cut -d: -f1;
 broken() {
   local file=templates/ops/$1.cu
   cp "$root/$file" "$out/whole"
-  at=$(($(line "$1" "$2") + 1))
+  at=$(line "$1" "$2")
+  [ -n "$at" ] || { result "$file has a line '$2'" "" "it has not" && return; }
+  at=$((at + 1))
   sed -i "$((at - 1))a no_such_thing;" "$root/$file"
   where=$file
   shift 2
@@ -50,7 +52,7 @@ insert:
 END
 toy=specs/nmc-toy.yaml
 
-broken residual 'c.hand(c.acc);' $toy
+broken residual 'c.acc[n][k] = 0;' $toy
 device "NVRTC names the line of a role's code" "$where($at)"
 broken row_max 'float most = P::floor;' $toy --try row_max
 device "NVRTC names the line of a helper's code" "$where($at)"
