@@ -481,14 +481,12 @@ int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
     return 0;
 }
 
-static const int *in_flight(const nmk_engine *g) { return g->opened ? g->opened->in_flight : nmk_in_flight; }
-
 int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e) {
     nmk_params *p = &g->params;
     assert(live >= 0 && live <= NMK_COLUMNS);
     p->epoch++;
     p->out_row = (int32_t)(g->steps % NMK_OUT_RING);
-    p->in_flight = g->in_flight ? g->in_flight : in_flight(g)[live > 0 ? live - 1 : 0];
+    p->in_flight = g->in_flight ? g->in_flight : g->variant->in_flight[live > 0 ? live - 1 : 0];
     /* The producer waits for what has landed by its place in the ring, so no more than the ring can be on its way. */
     if (p->in_flight > p->ring_stages) p->in_flight = p->ring_stages;
     for (int c = 0; c < NMK_COLUMNS; c++) g->machine->out[p->out_row * NMK_COLUMNS + c] = NOT_WRITTEN;
@@ -725,17 +723,18 @@ out:
 
 /* ---- memory and knobs ---- */
 
-const nmk_buffer *nmk_engine_buffer(const char *name) {
-    for (int i = 0; i < nmk_buffer_count; i++)
-        if (!strcmp(nmk_buffers[i].name, name)) return &nmk_buffers[i];
+static const nmk_buffer *find_buffer(const nmk_buffer *list, int count, const char *name) {
+    for (int i = 0; i < count; i++)
+        if (!strcmp(list[i].name, name)) return &list[i];
     return NULL;
 }
 
+const nmk_buffer *nmk_engine_buffer(const char *name) { return find_buffer(nmk_buffers, nmk_buffer_count, name); }
+
 static int buffer_part(const nmk_engine *g, const char *name, uint64_t offset, uint64_t bytes, uint64_t *address,
                        nmk_err *e) {
-    const nmk_buffer *b = g->opened ? NULL : nmk_engine_buffer(name);
-    for (int i = 0; g->opened && !b && i < g->opened->buffer_count; i++)
-        if (!strcmp(g->opened->buffers[i].name, name)) b = &g->opened->buffers[i];
+    const nmk_buffer *b =
+        g->opened ? find_buffer(g->opened->buffers, g->opened->buffer_count, name) : nmk_engine_buffer(name);
     if (!b) return nmk_fail(e, "no buffer %s in %s", name, nmk_model_name);
     if (offset > (uint64_t)b->bytes || bytes > (uint64_t)b->bytes - offset)
         return nmk_fail(e, "buffer %s has %lld bytes: no %llu at %llu", name, (long long)b->bytes,

@@ -19,6 +19,7 @@ const nmk_variant nmk_built_in = {
     .chunks_max = NMK_CHUNKS_MAX,
     .pages_per_chunk = NMK_PAGES_PER_CHUNK,
     .pages_per_long_chunk = NMK_PAGES_PER_LONG_CHUNK,
+    .in_flight = nmk_in_flight,
     .arena_bytes = NMK_ARENA_BYTES,
     .node_count = NMK_NODES,
     .nodes = nmk_nodes,
@@ -206,7 +207,9 @@ static int read_lists(reader *r, nmk_variant *v, uint64_t *kernel) {
     v->arena_bytes = (uint64_t)arena;
     v->chunks_min = (int)split[0], v->chunks_max = (int)split[1];
     v->pages_per_chunk = (int)split[2], v->pages_per_long_chunk = (int)split[3];
-    for (int i = 0; i < NMK_COLUMNS; i++) v->in_flight[i] = (int)in_flight[i];
+    int *stages = xcalloc(NMK_COLUMNS, sizeof *stages);
+    for (int i = 0; i < NMK_COLUMNS; i++) stages[i] = (int)in_flight[i];
+    v->in_flight = stages;
     if (read_buffers(r, v) || read_nodes(r, v) || read_counters(r, v)) return -1;
     begin = fnv(start, (size_t)(r->at - start));
     if (hash(r, "head", &head)) return -1;
@@ -243,7 +246,7 @@ void nmk_variant_free(nmk_variant *v) {
     for (int i = 0; v->counter_names && i < v->counters; i++) free((void *)(uintptr_t)v->counter_names[i]);
     for (int i = 0; v->nodes && i < v->node_count; i++) free((void *)(uintptr_t)v->nodes[i].name);
     free((void *)(uintptr_t)v->nodes), free((void *)(uintptr_t)v->buffers), free((void *)(uintptr_t)v->counter_names);
-    free(v->kernel), free(v->lists);
+    free((void *)(uintptr_t)v->in_flight), free(v->kernel), free(v->lists);
     free(v);
 }
 

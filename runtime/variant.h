@@ -16,7 +16,7 @@ typedef struct nmk_variant {
     int ring_stages;
     int part_slots; /* places for what attention's chunks leave to combine */
     int chunks_min, chunks_max, pages_per_chunk, pages_per_long_chunk; /* how attention cuts a row's pages */
-    int in_flight[NMK_COLUMNS];                                        /* by live columns - 1 */
+    const int *in_flight;                                              /* [NMK_COLUMNS] by live columns - 1 */
     uint64_t arena_bytes;
     int buffer_count; /* of a folder's */
     const nmk_buffer *buffers;
