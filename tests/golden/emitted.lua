@@ -6,13 +6,8 @@ local MODEL = "nmc-toy"
 local FILES = { "megakernel.cu", "abi.h", "encoder.c", "refvm.c", "op_tests.h", "plan.txt" }
 local made, golden = "build/tests/golden", "tests/golden/" .. MODEL
 
-local function read(path)
-  local file = io.open(path, "rb")
-  if not file then return nil end
-  local text = file:read("a")
-  file:close()
-  return text
-end
+dofile("tests/helper_host.lua")
+local read = require("host").read
 
 --- The lines of an emitted file without what came from templates.
 local function own(text)

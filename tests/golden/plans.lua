@@ -2,13 +2,8 @@
 -- Reads what `make` emitted.  `make golden` (NMK_GOLDEN=write) rewrites the file; read the diff.
 local GOLDEN = "tests/golden/plans.txt"
 
-local function read(path)
-  local file = io.open(path, "rb")
-  if not file then return nil end
-  local text = file:read("a")
-  file:close()
-  return text
-end
+dofile("tests/helper_host.lua")
+local read = require("host").read
 
 -- The lines of a plan that do not change with every other schedule: head, traffic, kinds of layers, sizes.
 local KEPT = {
