@@ -608,6 +608,16 @@ struct Consumer : Context {
         return *(const uint4 *)(ring + at.index * NMK_STAGE_BYTES + (warp * TILES + i) * 512 + lane * 16);
     }
 
+    /* This warp's tiles of the stage at the current slot, once it is there.  Returns what release takes. */
+    template <int TILES> __device__ __forceinline__ u32 load_stage(uint4 (&a)[TILES])
+    {
+        u32 seen = 0;
+        wait_full(slot);
+#pragma unroll
+        for (int k = 0; k < TILES; k++) a[k] = tile<TILES>(slot, k), seen |= a[k].x;
+        return seen;
+    }
+
     /* Frees the current slot.  seen: the OR of all words loaded from it, so that the arrive cannot pass the loads. */
     __device__ __forceinline__ void release(u32 seen)
     {
@@ -653,10 +663,7 @@ DEVICE void multiply_shared(Consumer &c, float (&even)[4], float (&odd)[4])
 #pragma unroll 1
     for (int s = 0; s < L::stages; s++) {
         uint4 a[L::tiles];
-        u32 seen = 0;
-        c.wait_full(c.slot);
-#pragma unroll
-        for (int k = 0; k < L::tiles; k++) a[k] = c.tile<L::tiles>(c.slot, k), seen |= a[k].x;
+        const u32 seen = c.load_stage(a);
 #pragma unroll
         for (int k = 0; k < L::tiles; k++) {
             const uint2 b = *c.fragment(s * L::tiles + k);
@@ -756,10 +763,7 @@ DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
         for (int j = 0; j < AHEAD; j++) {
             if (s0 + j >= stages) break;
             uint4 a[TILES];
-            u32 seen = 0;
-            c.wait_full(c.slot);
-#pragma unroll
-            for (int k = 0; k < TILES; k++) a[k] = c.tile<TILES>(c.slot, k), seen |= a[k].x;
+            const u32 seen = c.load_stage(a);
             multiply(c.acc[0], odd, a, b[j], 0);
             fetch(b[j], s0 + j + AHEAD);
             c.release(seen);
@@ -799,10 +803,7 @@ template <int T> DEVICE void row_tile_ragged(Consumer &c, const bf16 *in, int wi
 #pragma unroll
             for (int s = 0; s < UNIT; s++) {
                 uint4 a[T];
-                u32 seen = 0;
-                c.wait_full(c.slot);
-#pragma unroll
-                for (int k = 0; k < T; k++) a[k] = c.tile<T>(c.slot, k), seen |= a[k].x;
+                const u32 seen = c.load_stage(a);
                 multiply(c.acc[0], odd, a, b[j], s * T);
                 c.release(seen);
             }

@@ -157,10 +157,7 @@ DEVICE void compute(Consumer &c, const Task &t)
 #pragma unroll
             for (int s = 0; s < L::stages; s++) {
                 uint4 a[L::tiles];
-                u32 seen = 0;
-                c.wait_full(c.slot);
-#pragma unroll
-                for (int k = 0; k < L::tiles; k++) a[k] = c.tile<L::tiles>(c.slot, k), seen |= a[k].x;
+                const u32 seen = c.load_stage(a);
                 multiply(c.acc[0], odd, a, v[j], s * L::tiles);
                 c.release(seen);
             }
