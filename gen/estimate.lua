@@ -159,7 +159,8 @@ end
 
 --- Requires: a graph after sync. Seconds that a step with `batch` live columns, each after `context` tokens, takes, and
 --- { bytes, stall = seconds that consumers waited for others on the mean SM }. opts.in_flight, opts.ring_stages: in
---- place of the schedule's.
+--- place of the schedule's. opts.record(node, sm, role, from, to, waits): called for what each role does of a task, and
+--- with `waits` for its waiting before it.
 function M.step(g, batch, context, opts)
   opts = opts or {}
   local schedule, values = g.model.schedule, g.model.family_module.values(g.model)
@@ -171,7 +172,7 @@ function M.step(g, batch, context, opts)
     for sm = 0, g.sms - 1 do clock[role][sm] = m.launch end
   end
   for sm = 0, g.sms - 1 do sm_state[sm] = { first = 1, last = 0, used = 0, size = {}, free = {}, done = {} } end
-  local load, compute = clock.load, clock.compute
+  local load, compute, record = clock.load, clock.compute, opts.record
   local last = 0
   for id, node in ipairs(g.nodes) do
     local op = node.spec
@@ -192,10 +193,12 @@ function M.step(g, batch, context, opts)
         local before = clock[waits_in][sm]
         if waited > before then
           if waits_in == "compute" then stalled = stalled + waited - before end
+          if record then record(node, sm, waits_in, before, waited, true) end
           clock[waits_in][sm] = waited
         end
       end
       local n = bytes and bytes(task) or 0
+      local loads, computes = load[sm], compute[sm]
       if n > 0 then
         total = total + n
         local piece = n > 64 * STAGE and 2 * STAGE or STAGE
@@ -220,6 +223,8 @@ function M.step(g, batch, context, opts)
       end
       local ends
       if op.roles.compute or op.roles.load then compute[sm] = compute[sm] + m.task end
+      if record and load[sm] > loads then record(node, sm, "load", loads, load[sm], false) end
+      if record and compute[sm] > computes then record(node, sm, "compute", computes, compute[sm], false) end
       if op.roles.store then
         ends = math.max(clock.store[sm], compute[sm]) + m.task
         clock.store[sm] = ends
@@ -228,6 +233,10 @@ function M.step(g, batch, context, opts)
         clock.help[sm] = ends
       else
         ends = compute[sm]
+      end
+      if record and op.roles.store then record(node, sm, "store", ends - m.task, ends, false) end
+      if record and op.roles.help and not op.roles.store and not asleep then
+        record(node, sm, "help", ends - m.task, ends, false)
       end
       for _, r in ipairs(writes) do s.done[r.name] = clock[r.role][sm] end
       if ends > latest then latest = ends end

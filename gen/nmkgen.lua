@@ -4,6 +4,7 @@
 -- the run ends after the stage that found any; nothing is written before every stage and every emitter has succeeded.
 local check = require("check")
 local diags = require("diag")
+local draw = require("draw")
 local estimate = require("estimate")
 local files = require("emit.files")
 local graph = require("graph")
@@ -46,6 +47,8 @@ nmkgen init CHECKPOINT_DIR   a spec for a checkpoint of a known family, from its
   --like KIND                of a new op: elementwise (default), a function of one number, or task, all by hand
   --try OP                   insert the op as its table says, for its tests, where the model lacks it
   --estimate                 plan: how long a step takes, by the target's timing
+  --svg                      plan: a drawing of a layer's tasks by the same timing, -o names its file (standard output)
+  --layer N                  which layer (the one in the middle); --batch N rows (1), --context N tokens of each (8192)
 
 tune:
   --bench COMMAND            runs steps (build/MODEL/bench-decode); gets --variant DIR --batch B --context N --steps N
@@ -112,6 +115,10 @@ end
 
 local COMMANDS = {}
 
+local function wrong_use(fmt, ...)
+  error({ usage = fmt:format(...) }, 0)
+end
+
 -- All of the files { path, text }, or none and a mistake.
 local function write_files(list, diag)
   local ok, why = host.write(list)
@@ -144,14 +151,44 @@ function COMMANDS.check(path, opts, diag)
   print(summary(prove(path, opts, diag)))
 end
 
+local function need_timing(g, diag)
+  if estimate.possible(g.model.target) then return end
+  diag:error(nil, "target %s records no timing (`timing:` in its file): no estimate", g.model.target.name)
+  diag:stop()
+end
+
+-- The whole number that a flag gives, else the default.
+local function number_of(flag, text, least, most, default)
+  if not text then return default end
+  local n = text:find("^%d+$") and math.tointeger(tonumber(text))
+  if not n or n < least or n > most then wrong_use("--%s %s: expected %d to %d", flag, text, least, most) end
+  return n
+end
+
+local function svg(g, opts)
+  local shape = g.model.shape
+  return draw.svg(g, {
+    layer = number_of("layer", opts.layer, 0, shape.layers - 1, shape.layers // 2),
+    batch = number_of("batch", opts.batch, 1, g.columns, 1),
+    context = number_of("context", opts.context, 1, shape.max_context, math.min(plan.CONTEXT, shape.max_context)),
+  })
+end
+
 function COMMANDS.plan(path, opts, diag)
   local g, stats = prove(path, opts, diag)
+  if opts.svg then
+    need_timing(g, diag)
+    local text = svg(g, opts)
+    if not opts.output then
+      io.write(text)
+    else
+      write_files({ { path = opts.output, text = text } }, diag)
+    end
+    return
+  end
   io.write(plan.text(g, stats))
   if not opts.estimate then return end
-  if not estimate.possible(g.model.target) then
-    diag:error(nil, "target %s records no timing (`timing:` in its file): no estimate", g.model.target.name)
-    diag:stop()
-  end
+  need_timing(g, diag)
   io.write("\n", estimate.text(g))
 end
 
@@ -222,7 +259,7 @@ local FLAGS = {
   ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target", ["--set"] = "set",
   ["--bench"] = "bench", ["--budget"] = "budget", ["--batch"] = "batch", ["--context"] = "context",
   ["--seed"] = "seed", ["--like"] = "like", ["--try"] = "try", ["--name"] = "name", ["--estimate-only"] = true,
-  ["--write-estimate"] = true, ["--estimate"] = true,
+  ["--write-estimate"] = true, ["--estimate"] = true, ["--svg"] = true, ["--layer"] = "layer",
   ["--untuned"] = true, ["--force"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
 local LONG_FLAGS = {}
@@ -230,19 +267,24 @@ for flag in pairs(FLAGS) do
   if flag:find("^%-%-") then LONG_FLAGS[#LONG_FLAGS + 1] = flag end
 end
 table.sort(LONG_FLAGS)
--- Options that one command alone has.
+-- Options that one command alone has, or one of its flags.
 local OWN = {
-  bench = "tune", budget = "tune", batch = "tune", context = "tune", seed = "tune", ["estimate-only"] = "tune",
-  ["write-estimate"] = "tune", estimate = "plan", like = "new-op", name = "init", force = "init",
+  bench = "tune", budget = "tune", seed = "tune", ["estimate-only"] = "tune", ["write-estimate"] = "tune",
+  estimate = "plan", svg = "plan", layer = "plan --svg", batch = "tune, plan --svg", context = "tune, plan --svg",
+  like = "new-op", name = "init", force = "init",
 }
-
-local function wrong_use(fmt, ...)
-  error({ usage = fmt:format(...) }, 0)
-end
 
 local function is_known(list, name)
   for _, known in ipairs(list) do
     if known == name then return true end
+  end
+  return false
+end
+
+-- Whether a command, with the flag that the owner names, is among "tune, plan --svg".
+local function owned(owners, command, opts)
+  for owner, flag in owners:gmatch("([%w-]+) ?%-?%-?([%w-]*)") do
+    if owner == command and (flag == "" or opts[flag]) then return true end
   end
   return false
 end
@@ -317,11 +359,16 @@ local function dispatch(args, diag)
   local takes = TAKES[command] and 1 or 0
   if #rest > takes then wrong_use("'%s' is one word too many", rest[takes + 1]) end
   if #rest < takes then wrong_use("%s needs a %s", command, TAKES[command]) end
-  if opts.output and not WRITES[command] then wrong_use("%s writes no files: -o has no meaning", command) end
-  for _, flag in ipairs(LONG_FLAGS) do
-    local owner = OWN[flag:sub(3)]
-    if owner and owner ~= command and opts[flag:sub(3)] then wrong_use("%s is a flag of %s", flag, owner) end
+  if opts.output and not WRITES[command] and not opts.svg then
+    wrong_use("%s writes no files: -o has no meaning", command)
   end
+  for _, flag in ipairs(LONG_FLAGS) do
+    local owners = OWN[flag:sub(3)]
+    if owners and opts[flag:sub(3)] and not owned(owners, command, opts) then
+      wrong_use("%s is a flag of %s", flag, owners)
+    end
+  end
+  if opts.svg and opts.estimate then wrong_use("--svg draws and --estimate writes: expected one of them") end
   if command == "tune" and (opts.sets or opts.untuned) then
     wrong_use("tune begins with the spec as it is: --set and --untuned have no meaning")
   end
