@@ -1,4 +1,4 @@
-#include "request.h"
+#include "request_impl.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -10,75 +10,7 @@
 
 enum { MOST_CHOICES = 128 }; /* prompts times n */
 
-typedef struct {
-    nmk_api_request *r;
-    const nmk_request_limits *limits;
-    nmk_api_error *e;
-    bool chat_logprobs, has_options;
-    int top_logprobs, text_logprobs, max_completion_tokens, best_of;
-} job;
-
-/* ---------------------------------------------------------------- refusals */
-
-static const char *kind_of(struct json_object *v) {
-    switch (json_object_get_type(v)) {
-    case json_type_null: return "null";
-    case json_type_boolean: return "a boolean";
-    case json_type_double: return "a number";
-    case json_type_int: return "an integer";
-    case json_type_object: return "an object";
-    case json_type_array: return "an array";
-    default: return "a string";
-    }
-}
-
-static int wrong_type(job *j, const char *param, const char *wanted, struct json_object *v) {
-    return nmk_api_fail(j->e, 400, param, "invalid_type", "Invalid type for '%s': expected %s, but got %s instead.",
-                        param, wanted, kind_of(v));
-}
-
-static int unsupported(job *j, const char *param, const char *why) {
-    return nmk_api_fail(j->e, 400, param, "unsupported_parameter", "Unsupported parameter: '%s': %s.", param, why);
-}
-
-static int missing(job *j, const char *param) {
-    return nmk_api_fail(j->e, 400, param, "missing_required_parameter", "Missing required parameter: '%s'.", param);
-}
-
-static int invalid(job *j, const char *param, const char *why) {
-    return nmk_api_fail(j->e, 400, param, "invalid_value", "Invalid value for '%s': %s.", param, why);
-}
-
-/* ---------------------------------------------------------------- values */
-
-static bool is(struct json_object *v, enum json_type type) { return v && json_object_is_type(v, type); }
-
-/* A whole number, also if written 1.0 as some clients do. */
-static bool whole(struct json_object *v, int64_t *value) {
-    if (is(v, json_type_int)) {
-        *value = json_object_get_int64(v);
-        return true;
-    }
-    if (!is(v, json_type_double)) return false;
-    double d = json_object_get_double(v);
-    if (d != floor(d) || fabs(d) > 9007199254740992.0) return false;
-    *value = (int64_t)d;
-    return true;
-}
-
-/* A string as C knows it; NULL if it is none or holds a NUL. */
-static const char *c_string(struct json_object *v) {
-    if (!is(v, json_type_string)) return NULL;
-    const char *s = json_object_get_string(v);
-    return strlen(s) == (size_t)json_object_get_string_len(v) ? s : NULL;
-}
-
-static nmk_text text_of(struct json_object *v) {
-    return (nmk_text){json_object_get_string(v), (size_t)json_object_get_string_len(v)};
-}
-
-static size_t length(struct json_object *array) { return json_object_array_length(array); }
-static struct json_object *at(struct json_object *array, size_t i) { return json_object_array_get_idx(array, i); }
+/* ---------------------------------------------------------------- token ids */
 
 static bool token_id(const job *j, struct json_object *v, int32_t *id) {
     int64_t value;
