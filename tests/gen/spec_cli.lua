@@ -15,7 +15,8 @@ usage("unknown word", "zzzzzzzz",
 usage("unknown flag", TOY .. " --ouput x", "unknown flag '--ouput', did you mean '--output'?")
 usage("unknown short flag", TOY .. " -x",
   "unknown flag '-x', known are: --batch, --bench, --budget, --context, --estimate, --estimate-only, --force, --help, "
-  .. "--like, --name, --output, --seed, --set, --target, --try, --untuned, --version, --write-estimate")
+  .. "--layer, --like, --name, --output, --seed, --set, --svg, --target, --try, --untuned, --version, "
+  .. "--write-estimate")
 usage("flag without argument", TOY .. " -o", "-o needs an argument")
 usage("flag with empty argument", TOY .. " --output=", "--output needs an argument")
 usage("flag with too much", TOY .. " --version=2", "--version takes no argument")
