@@ -92,6 +92,7 @@ static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     vm->adjust = at(p->adjust), vm->tops = (nmk_tops *)at(p->tops) + (size_t)p->out_row * NMK_COLUMNS;
     vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + (size_t)p->out_row * NMK_COLUMNS;
     vm->counters = at(p->counters), vm->tickets = at(p->tickets), vm->epoch = p->epoch;
+    vm->trace = at(p->trace);
     char why[sizeof e->text];
     uint64_t start_ns = nmk_now_ns();
     int rc = nmk_vm_step(vm, why, sizeof why);

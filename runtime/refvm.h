@@ -42,6 +42,8 @@ struct nmk_vm {
     uint64_t seed;              /* any value; the same value walks the same way */
     const uint8_t *forced;      /* NULL, or another machine's arena: its router logits then choose the experts */
     struct nmk_vm_state *state; /* NULL at first; nmk_vm_close frees it */
+    uint64_t (*trace)[NMK_TRACE_STAMPS]; /* NULL, or [sms][max_tasks], zeroed: nmk_now_ns at the points where the kernel
+                                          * stamps its clock */
     uint64_t filters; /* a bit for each column that is cut, as the step began: at its end columns may have ended */
 };
 

@@ -4,6 +4,7 @@
 #include "api.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,8 @@
 #include "metrics.h"
 #include "parse.h"
 #include "stop.h"
+#include "tasks.h"
+#include "trace.h"
 
 /* The kernel gives a hang up after 2 s. */
 enum { STALL_MS = 20000 };
@@ -56,6 +59,7 @@ struct job {
     nmk_body body;
     nmk_buf text; /* the request's body */
     int key;      /* which of the keys it came with, or -1 */
+    uint64_t id;  /* of the response */
     uint64_t arrived_ns;
     nmk_http_response *r; /* NULL: answered, or nobody is there */
     job *next;            /* for the worker */
@@ -117,9 +121,10 @@ struct nmk_api {
     bool stopping;
     event *events;
     size_t event_count, event_capacity;
+    volatile sig_atomic_t wants_tasks; /* a signal came */
 };
 
-enum { MODELS, MODEL, CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, HEALTH, METRICS, VERSION };
+enum { MODELS, MODEL, CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, HEALTH, METRICS, VERSION, TRACE };
 
 const nmk_http_route nmk_api_routes[] = {
     [MODELS] = {"/v1/models", NMK_HTTP_GET, false},
@@ -131,6 +136,7 @@ const nmk_http_route nmk_api_routes[] = {
     [HEALTH] = {"/health", NMK_HTTP_GET, true},
     [METRICS] = {"/metrics", NMK_HTTP_GET, true},
     [VERSION] = {"/version", NMK_HTTP_GET, false},
+    [TRACE] = {"/debug/trace", NMK_HTTP_POST, false},
 };
 const unsigned nmk_api_route_count = sizeof nmk_api_routes / sizeof *nmk_api_routes;
 
@@ -220,6 +226,26 @@ static void log_job(const job *j, const nmk_usage *usage, const char *message, i
     if (first_ns) nmk_log_number(&l, "ttft_ms", ms_since(j->arrived_ns, first_ns));
     nmk_log_number(&l, "duration_ms", ms_since(j->arrived_ns, now_ns));
     nmk_log_end(&l);
+}
+
+/* One answer that has ended. */
+static void trace_choice(const choice *c, const char *end) {
+    const job *j = c->job;
+    if (!j->api->o.trace) return;
+    nmk_trace_request r = {.id = j->id,
+                           .index = c->index,
+                           .endpoint = nmk_api_routes[j->body == NMK_BODY_CHAT ? CHAT : COMPLETIONS].path,
+                           .end = end,
+                           .prompt_tokens = (int)j->prompt[c->prompt].count,
+                           .cached_tokens = c->cached,
+                           .tokens = c->tokens,
+                           .arrived_ns = j->arrived_ns,
+                           .queued_ns = c->queued_ns,
+                           .started_ns = c->started_ns,
+                           .first_ns = c->first_ns,
+                           .last_ns = c->last_ns,
+                           .ended_ns = nmk_now_ns()};
+    nmk_trace_add_request(j->api->o.trace, &r);
 }
 
 static void respond_error(nmk_http_response *r, const nmk_api_error *e) {
@@ -514,7 +540,14 @@ static void drop_choices(job *j, nmk_end_kind kind) {
     j->refs++;
     for (int i = 0; i < j->choice_count; i++) {
         choice *c = &j->choice[i];
-        if (!c->done) j->api->metrics.ended[kind]++;
+        if (!c->done) {
+            static const char *const end[] = {[NMK_END_STOP] = "stop",
+                                              [NMK_END_LENGTH] = "length",
+                                              [NMK_END_ABORT] = "abort",
+                                              [NMK_END_ERROR] = "error"};
+            j->api->metrics.ended[kind]++;
+            trace_choice(c, end[kind]);
+        }
         c->done = true;
         if (c->queued)
             unqueue(c), unref(j);
@@ -599,6 +632,7 @@ static void complete(choice *c, bool cut) {
     }
     c->done = true;
     m->ended[cut ? NMK_END_LENGTH : NMK_END_STOP]++;
+    trace_choice(c, cut ? "length" : "stop");
     measure(c);
     if (--j->open == 0)
         finish_job(j);
@@ -712,8 +746,11 @@ static void take_end(choice *c, nmk_batch_end end, const char *message) {
     admit(api);
 }
 
+static void trace_to_file(nmk_api *api);
+
 static void on_wake(void *ctx) {
     nmk_api *api = ctx;
+    if (api->wants_tasks) trace_to_file(api);
     pthread_mutex_lock(&api->lock);
     event *events = api->events;
     size_t count = api->event_count;
@@ -933,7 +970,7 @@ static void give_to_worker(nmk_api *api, const nmk_http_request *h, nmk_http_res
         return;
     }
     job *j = xcalloc(1, sizeof *j);
-    *j = (job){.api = api, .refs = 1, .body = body, .r = r, .key = h->key, .arrived_ns = h->arrived_ns};
+    *j = (job){.api = api, .refs = 1, .body = body, .r = r, .key = h->key, .id = h->id, .arrived_ns = h->arrived_ns};
     j->text = nmk_http_take_body(h);
     nmk_http_set_user(r, j);
     pthread_mutex_lock(&api->lock);
@@ -980,6 +1017,100 @@ static void reply_model(nmk_api *api, const nmk_http_request *h, nmk_http_respon
     nmk_buf_free(&text);
 }
 
+/* ---------------------------------------------------------------- traces of tasks */
+
+enum { TRACE_STEPS = 2 }; /* unless said otherwise */
+
+/* From the batch to the trace's thread, which makes text of it, and for a client back to the loop. */
+typedef struct {
+    nmk_api *api;
+    uint64_t id; /* of the response; 0: to the file */
+    nmk_tasks *tasks;
+    nmk_buf text;
+    char *why; /* NULL: it is there */
+} tasks_order;
+
+static void free_order(tasks_order *o) {
+    nmk_tasks_free(o->tasks);
+    nmk_buf_free(&o->text);
+    free(o->why), free(o);
+}
+
+static void log_tasks(const tasks_order *o, const char *why) {
+    nmk_log_line l;
+    nmk_log_begin(&l, why ? NMK_LOG_WARNING : NMK_LOG_INFO, why ? "tasks not traced" : "tasks traced");
+    if (why) nmk_log_text(&l, "reason", why);
+    if (!why && !o->id) nmk_log_text(&l, "file", nmk_trace_tasks_path(o->api->o.trace));
+    if (!why) nmk_log_int(&l, "bytes", (int64_t)o->text.length);
+    nmk_log_end(&l);
+}
+
+static void answer_tasks(void *ctx, void *arg) {
+    nmk_api *api = ctx;
+    tasks_order *o = arg;
+    nmk_http_response *r = nmk_http_find(api->http, o->id);
+    if (r && o->why)
+        nmk_http_respond_error(r, 503, NULL, NULL, "not_traced", "No trace: %s.", o->why);
+    else if (r)
+        nmk_http_respond(r, 200, "application/json", o->text.data, o->text.length);
+    free_order(o);
+}
+
+static void write_tasks(void *arg) {
+    tasks_order *o = arg;
+    nmk_err e;
+    if (o->tasks) nmk_tasks_text(o->tasks, &o->text);
+    const char *why = o->why;
+    if (!why && !o->id && nmk_trace_write_tasks(o->api->o.trace, &o->text, &e)) why = e.text;
+    log_tasks(o, why);
+    if (!o->id || nmk_http_post(o->api->http, answer_tasks, o)) free_order(o);
+}
+
+static void on_tasks(void *user, nmk_tasks *tasks, const char *why) {
+    tasks_order *o = user;
+    o->tasks = tasks, o->why = why ? xstrdup(why) : NULL;
+    nmk_trace_run(o->api->o.trace, write_tasks, o);
+}
+
+static int order_tasks(nmk_api *api, uint64_t id, int steps, nmk_err *e) {
+    tasks_order *o = xcalloc(1, sizeof *o);
+    o->api = api, o->id = id;
+    if (nmk_batch_trace(api->o.batch, steps, !id, on_tasks, o, e) == 0) return 0;
+    free_order(o);
+    return -1;
+}
+
+static void trace_to_file(nmk_api *api) {
+    nmk_err e;
+    nmk_log_line l;
+    api->wants_tasks = 0;
+    if (order_tasks(api, 0, TRACE_STEPS, &e) == 0) return;
+    nmk_log_begin(&l, NMK_LOG_WARNING, "tasks not traced");
+    nmk_log_text(&l, "reason", e.text);
+    nmk_log_end(&l);
+}
+
+/* The number of the query's only field; -1: it is not one. */
+static int steps_of(const char *query) {
+    char *end;
+    if (!*query) return TRACE_STEPS;
+    if (strncmp(query, "steps=", 6) || query[6] < '0' || query[6] > '9') return -1;
+    long n = strtol(query + 6, &end, 10);
+    return *end || n < 1 || n > NMK_TASKS_STEPS ? -1 : (int)n;
+}
+
+static void reply_trace(nmk_api *api, const nmk_http_request *h, nmk_http_response *r) {
+    nmk_err e;
+    int steps = steps_of(h->query);
+    if (!api->o.trace)
+        nmk_http_respond_error(r, 404, NULL, NULL, "not_enabled", "Traces are off: start nmk-serve with --trace FILE.");
+    else if (steps < 0)
+        nmk_http_respond_error(r, 400, NULL, "steps", "invalid_value", "Expected ?steps=N, with N from 1 to %d.",
+                               NMK_TASKS_STEPS);
+    else if (order_tasks(api, h->id, steps, &e))
+        nmk_http_respond_error(r, 409, NULL, NULL, "not_traced", "No trace: %s.", e.text);
+}
+
 static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *r) {
     nmk_api *api = ctx;
     nmk_buf text = {0};
@@ -991,6 +1122,7 @@ static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *
     case DETOKENIZE: give_to_worker(api, h, r, NMK_BODY_DETOKENIZE); return;
     case HEALTH: reply_health(api, r); return;
     case METRICS: reply_metrics(api, r); return;
+    case TRACE: reply_trace(api, h, r); return;
     case MODELS: nmk_reply_models(api->o.names, api->o.name_count, api->created, api->o.max_len, &text); break;
     case VERSION:
         nmk_buf_puts(&text, "{\"version\":");
@@ -1006,6 +1138,7 @@ static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *
 static void on_closed(void *ctx, nmk_http_response *r) {
     (void)ctx;
     job *j = nmk_http_user(r);
+    if (!j) return; /* one that waits for a trace */
     if (j->choice) {
         nmk_usage usage = usage_of(j);
         log_job(j, &usage, "request cancelled", 499, "cancelled");
@@ -1057,6 +1190,11 @@ void nmk_api_start(nmk_api *api, nmk_http *http, const nmk_api_options *o) {
     api->has_markers = o->tokenizer && nmk_markers_find(&api->markers, o->tokenizer);
     if (pthread_create(&api->worker, NULL, work, api)) abort(); /* a process that may have no second thread */
     api->has_worker = true;
+}
+
+void nmk_api_trace_tasks(nmk_api *api) {
+    api->wants_tasks = 1;
+    nmk_http_wake(api->http);
 }
 
 void nmk_api_stop(nmk_api *api) {

@@ -30,8 +30,9 @@ typedef struct {
     int stall_ms; /* /health says 503 when no step ended in this time while sequences run; 0: 20 s */
     nmk_request_limits limits;
     const char *version;
-    bool no_cache; /* no request uses what another one computed */
-    bool quiet;    /* requests that end well are logged at debug only */
+    struct nmk_trace *trace; /* NULL: none, and nothing is traced on demand */
+    bool no_cache;           /* no request uses what another one computed */
+    bool quiet;              /* requests that end well are logged at debug only */
 } nmk_api_options;
 
 nmk_api *nmk_api_new(void);
@@ -43,6 +44,9 @@ extern const nmk_http_callbacks nmk_api_callbacks;
 
 /* Before nmk_http_run; copies the options. */
 void nmk_api_start(nmk_api *api, nmk_http *http, const nmk_api_options *o);
+
+/* From a signal handler: the tasks of the next steps go to the trace's file of tasks. */
+void nmk_api_trace_tasks(nmk_api *api);
 
 /* After nmk_http_run: ends the worker.  Then close the batch, the HTTP side, and this. */
 void nmk_api_stop(nmk_api *api);

@@ -26,6 +26,7 @@
 #include <time.h>
 
 #include "engine.h"
+#include "tasks.h"
 
 enum {
     HALVES =
@@ -67,6 +68,7 @@ struct request {
 struct nmk_batch {
     nmk_engine *engine; /* what it can hold never changes, and other threads read that */
     pthread_t thread;
+    bool stopped; /* the thread has ended */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     /* by lock */
@@ -80,14 +82,22 @@ struct nmk_batch {
     nmk_batch_stats stats;
     nmk_batch_lost_fn on_lost;
     void *lost_user;
+    nmk_batch_step_fn on_step;
+    void *step_user;
+    nmk_batch_tasks_fn on_tasks; /* NULL: no trace is wanted or under way */
+    void *tasks_user;
+    int tasks_steps;
+    bool tasks_wait;
     nmk_err why; /* it is lost */
     /* of the thread */
     request *on[NMK_COLUMNS]; /* decodes in this column, as of the last queued step */
     bool idle[NMK_COLUMNS];   /* the machine's column is known to be inactive after that step */
     int feed_half;
-    uint64_t starts; /* requests that got a row */
-    uint64_t plans;  /* steps planned */
-    uint64_t done;   /* steps read; engine->steps - done are in flight */
+    uint64_t starts;   /* requests that got a row */
+    uint64_t plans;    /* steps planned */
+    uint64_t done;     /* steps read; engine->steps - done are in flight */
+    nmk_tasks *tasks;  /* the trace that is under way */
+    uint64_t ended_ns; /* of the step read last */
     struct {
         uint64_t id; /* of a request that had no room when so many pages were to spare */
         int spare[2];
@@ -95,6 +105,8 @@ struct nmk_batch {
     struct {
         uint64_t id[NMK_COLUMNS]; /* request whose token the step brings; 0: none */
         uint64_t life[NMK_COLUMNS];
+        uint64_t queued_ns;
+        int decoded, fed;
     } record[RECORDS];
 };
 
@@ -296,6 +308,44 @@ static void end_running(nmk_batch *b, nmk_batch_end end, const char *message) {
         if (b->row[s]) finish(b, b->row[s], end, message);
 }
 
+/* ---- traces ---- */
+
+/* The trace, or why there is none, to who wants it. */
+static void give_tasks(nmk_batch *b, const char *why) {
+    pthread_mutex_lock(&b->lock);
+    nmk_batch_tasks_fn on_tasks = b->on_tasks;
+    b->on_tasks = NULL;
+    pthread_mutex_unlock(&b->lock);
+    nmk_tasks *tasks = b->tasks;
+    b->tasks = NULL;
+    if (why) nmk_tasks_free(tasks), tasks = NULL;
+    if (on_tasks) on_tasks(b->tasks_user, tasks, why);
+}
+
+/* The trace that is wanted begins with the next step. */
+static void begin_tasks(nmk_batch *b) {
+    nmk_err e;
+    pthread_mutex_lock(&b->lock);
+    int steps = b->tasks || !b->on_tasks ? 0 : b->tasks_steps;
+    pthread_mutex_unlock(&b->lock);
+    if (steps && nmk_tasks_open(&b->tasks, b->engine, steps, &e)) give_tasks(b, e.text);
+}
+
+/* After a turn: whether the trace is complete, or nobody is left whose steps it could wait for. */
+static void end_tasks(nmk_batch *b) {
+    nmk_err e;
+    nmk_tasks *t = b->tasks;
+    pthread_mutex_lock(&b->lock);
+    bool wanted = b->on_tasks, idle = !b->first && !b->stats.running && b->done == b->engine->steps;
+    bool wait = b->tasks_wait;
+    pthread_mutex_unlock(&b->lock);
+    if (!wanted) return;
+    if (t && (nmk_tasks_full(t) || (idle && nmk_tasks_some(t))))
+        give_tasks(b, nmk_tasks_read(t, &e) ? e.text : NULL);
+    else if (idle && !wait)
+        give_tasks(b, "no sequence runs any more");
+}
+
 /* ---- failures ---- */
 
 /* Columns idle, no stop ids: those are compared here. */
@@ -336,6 +386,8 @@ static void fail(nmk_batch *b, const nmk_err *why) {
     nmk_err second = {0};
     bool lost = strstr(why->text, "the engine is lost") || m->lost || m->calls->wait_all(m, &second);
     b->done = b->engine->steps;
+    b->engine->params.trace = 0;
+    if (b->tasks) give_tasks(b, why->text);
     memset(b->idle, 0, sizeof b->idle);
     if (lost) lose(b, why); /* before anybody hears of it and asks again */
     for (int s = 0; s < NMK_COLUMNS; s++)
@@ -615,6 +667,29 @@ static int write_tables(nmk_batch *b, nmk_err *e) {
     return 0;
 }
 
+static void note_queued(nmk_batch *b, uint64_t number, int live) {
+    int decoded = 0;
+    for (int c = 0; c < NMK_COLUMNS; c++) decoded += b->on[c] != NULL;
+    b->record[number % RECORDS].queued_ns = nmk_now_ns();
+    b->record[number % RECORDS].decoded = decoded, b->record[number % RECORDS].fed = live - decoded;
+}
+
+/* A step has ended; tokens: that it brought to requests. */
+static void tell_step(nmk_batch *b, uint64_t number, int tokens) {
+    const int record = (int)(number % RECORDS);
+    nmk_batch_step s = {.number = number, .began_ns = b->record[record].queued_ns, .ended_ns = nmk_now_ns()};
+    if (b->tasks) nmk_tasks_ended(b->tasks, number);
+    if (s.began_ns < b->ended_ns) s.began_ns = b->ended_ns;
+    b->ended_ns = s.ended_ns;
+    if (!b->on_step) return;
+    s.machine_ms = b->engine->machine->calls->step_ms(b->engine->machine, number);
+    s.decoded = b->record[record].decoded, s.fed = b->record[record].fed, s.tokens = tokens;
+    pthread_mutex_lock(&b->lock);
+    s.running = b->stats.running, s.waiting = b->stats.waiting, s.kv_used = b->stats.kv_used;
+    pthread_mutex_unlock(&b->lock);
+    b->on_step(b->step_user, &s);
+}
+
 /* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed. */
 static int queue_step(nmk_batch *b, nmk_err *e) {
     request *feed[HALVES];
@@ -630,9 +705,11 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
         for (int c = 0; c < NMK_COLUMNS; c++) b->idle[c] = b->idle[c] && !write[c];
         return 0;
     }
-    if (write_tables(b, e) || write_adjusts(b, column, e) || write_columns(b, column, write, e) ||
-        nmk_engine_queue_step(b->engine, live, &number, e))
-        return -1;
+    if (write_tables(b, e) || write_adjusts(b, column, e) || write_columns(b, column, write, e)) return -1;
+    if (b->tasks) nmk_tasks_queue(b->tasks);
+    if (nmk_engine_queue_step(b->engine, live, &number, e)) return -1;
+    if (b->tasks) nmk_tasks_queued(b->tasks, number);
+    note_queued(b, number, live);
     for (int c = 0; c < NMK_COLUMNS; c++) {
         request *r = b->on[c];
         b->record[number % RECORDS].id[c] = r && r->moves ? r->id : 0;
@@ -671,6 +748,7 @@ static int read_step(nmk_batch *b, nmk_err *e) {
     b->stats.last_step_ms = nmk_now_ns() / 1000000;
     b->stats.kv_used = nmk_kv_used(&b->engine->kv);
     pthread_mutex_unlock(&b->lock);
+    tell_step(b, b->done - 1, tokens);
     for (int c = 0; c < NMK_COLUMNS; c++) {
         request *r = of[c];
         if (!r) continue;
@@ -707,6 +785,7 @@ static uint64_t ahead(const nmk_batch *b) {
 
 static int turn(nmk_batch *b, nmk_err *e) {
     while (join_one(b)) {}
+    begin_tasks(b);
     for (int more = 1; more && b->engine->steps - b->done < ahead(b);)
         if ((more = queue_step(b, e)) < 0) return -1;
     return b->done < b->engine->steps ? read_step(b, e) : 0;
@@ -729,7 +808,9 @@ static void *run(void *argument) {
         leave_cancelled(b);
         e.text[0] = 0;
         if (turn(b, &e)) fail(b, &e);
+        end_tasks(b);
     }
+    give_tasks(b, "the server is shutting down");
     end_running(b, NMK_BATCH_CANCEL, NULL);
     end_waiting(b, NMK_BATCH_CANCEL, NULL);
     return NULL;
@@ -759,6 +840,28 @@ void nmk_batch_set_on_lost(nmk_batch *b, nmk_batch_lost_fn on_lost, void *user) 
     b->on_lost = on_lost, b->lost_user = user;
     pthread_mutex_unlock(&b->lock);
     tell_lost(b);
+}
+
+void nmk_batch_set_on_step(nmk_batch *b, nmk_batch_step_fn on_step, void *user) {
+    pthread_mutex_lock(&b->lock);
+    b->on_step = on_step, b->step_user = user;
+    pthread_mutex_unlock(&b->lock);
+}
+
+int nmk_batch_trace(nmk_batch *b, int steps, bool wait, nmk_batch_tasks_fn on_tasks, void *user, nmk_err *e) {
+    int rc = -1;
+    assert(steps > 0 && steps <= NMK_TASKS_STEPS);
+    pthread_mutex_lock(&b->lock);
+    if (b->closing || b->stats.lost)
+        nmk_fail(e, b->closing ? "the server is shutting down" : "the engine is lost");
+    else if (b->on_tasks)
+        nmk_fail(e, "a trace of tasks is under way");
+    else if (!wait && !b->stats.running && !b->first)
+        nmk_fail(e, "no sequence runs");
+    else
+        b->on_tasks = on_tasks, b->tasks_user = user, b->tasks_steps = steps, b->tasks_wait = wait, rc = 0;
+    pthread_mutex_unlock(&b->lock);
+    return rc;
 }
 
 static int check_request(const nmk_batch *b, const nmk_batch_request *rq, nmk_err *e) {
@@ -823,13 +926,19 @@ void nmk_batch_read_stats(nmk_batch *b, nmk_batch_stats *stats) {
     pthread_mutex_unlock(&b->lock);
 }
 
-void nmk_batch_close(nmk_batch *b) {
-    if (!b) return;
+void nmk_batch_stop(nmk_batch *b) {
+    if (!b || b->stopped) return;
     pthread_mutex_lock(&b->lock);
     b->closing = true;
     pthread_cond_signal(&b->wake);
     pthread_mutex_unlock(&b->lock);
     pthread_join(b->thread, NULL);
+    b->stopped = true;
+}
+
+void nmk_batch_close(nmk_batch *b) {
+    if (!b) return;
+    nmk_batch_stop(b);
     nmk_engine_close(b->engine);
     pthread_cond_destroy(&b->wake), pthread_mutex_destroy(&b->lock);
     free(b);

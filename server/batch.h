@@ -83,6 +83,16 @@ typedef struct {
     bool lost;             /* nothing is taken any more */
 } nmk_batch_stats;
 
+/* A step that has ended: when it was queued, or the one before had ended, and when its tokens were read. */
+typedef struct {
+    uint64_t number, began_ns, ended_ns;
+    double machine_ms; /* by the machine's own clock, from the end of the step before */
+    int decoded, fed;  /* columns that decode, and that take positions of prompts */
+    int tokens;        /* for requests */
+    int running, waiting;
+    double kv_used;
+} nmk_batch_step;
+
 /* Takes over the engine (closed by nmk_batch_close), if it succeeds.  most_waiting: requests that may queue beside
  * those that run; 0: NMK_BATCH_WAITING. */
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e);
@@ -92,6 +102,18 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
 typedef void (*nmk_batch_lost_fn)(void *user, const char *why);
 void nmk_batch_set_on_lost(nmk_batch *batch, nmk_batch_lost_fn on_lost, void *user);
 
+/* Called for each step that has ended, on the batch's thread, before its tokens go out.  Before the first submit. */
+typedef void (*nmk_batch_step_fn)(void *user, const nmk_batch_step *step);
+void nmk_batch_set_on_step(nmk_batch *batch, nmk_batch_step_fn on_step, void *user);
+
+/* Traces the tasks of the next steps, up to NMK_TASKS_STEPS of them; fewer when the requests that run end before.
+ * wait: also for a request that is yet to come.  -1: a trace is under way, nothing runs that could be waited for, or
+ * the batch is closing or lost; no callback then.  Else on_tasks comes once, on the batch's thread: `tasks` is the
+ * callee's, or NULL, and `why` says why. */
+struct nmk_tasks;
+typedef void (*nmk_batch_tasks_fn)(void *user, struct nmk_tasks *tasks, const char *why);
+int nmk_batch_trace(nmk_batch *batch, int steps, bool wait, nmk_batch_tasks_fn on_tasks, void *user, nmk_err *e);
+
 /* *id is never 0, and is set before the first callback.  -1: the queue is full, the batch is closing or lost, or the
  * request cannot fit; no callback then. */
 int nmk_batch_submit(nmk_batch *batch, const nmk_batch_request *request, uint64_t *id, nmk_err *e);
@@ -100,7 +122,9 @@ void nmk_batch_cancel(nmk_batch *batch, uint64_t id);
 
 void nmk_batch_read_stats(nmk_batch *batch, nmk_batch_stats *stats);
 
-/* Ends everything with NMK_BATCH_CANCEL, joins the thread, closes the engine. NULL is fine. */
+/* Ends everything with NMK_BATCH_CANCEL and joins the thread: no callback after it.  NULL is fine. */
+void nmk_batch_stop(nmk_batch *batch);
+/* The same, and closes the engine. */
 void nmk_batch_close(nmk_batch *batch);
 
 #endif

@@ -27,6 +27,7 @@
 #include "log.h"
 #include "nmk.h"
 #include "progress.h"
+#include "trace.h"
 
 enum { MOST_KEYS = 64, MOST_NAMES = 16, CONFIG_BYTES_MAX = 16 << 20 };
 enum { MOST_RESTARTS = 3, LEAVE_MS = 2000 }; /* without a step between; for answers to slow readers */
@@ -37,8 +38,8 @@ static const char listen_variable[] = "NMK_LISTEN_FD", restarts_variable[] = "NM
 
 typedef struct {
     nmk_options options;
-    const char *host, *chat_template;
-    int64_t port, max_len, max_rows;
+    const char *host, *chat_template, *trace;
+    int64_t port, max_len, max_rows, trace_mib;
     const char *key[MOST_KEYS], *name[MOST_NAMES];
     int keys, names;
     nmk_log_level log_level;
@@ -67,6 +68,8 @@ static const nmk_flag table[] = {
     {"--log-level", "LEVEL", "debug, info, warning or error (info)"},
     {"--log-format", "text|json", "of the log on stderr, a line an event (text)"},
     {"--disable-log-requests", NULL, "no line for requests that end well (they are logged)"},
+    {"--trace", "FILE", "a trace of requests and steps; SIGUSR1 or POST /debug/trace: of tasks (none)"},
+    {"--trace-size", "MIB", "of FILE, which then becomes FILE.1 (64)"},
     {"--random-weights", "SEED", "in place of the checkpoint's weights (the checkpoint's)"},
     {"--help", NULL, "print this"},
     {"--version", NULL, "print which model this program serves"},
@@ -157,6 +160,10 @@ static int set_flag(void *user, const char *name, const char *value) {
     if (!strcmp(name, "--device")) return s->options.device = value, 0;
     if (!strcmp(name, "--kernel")) return s->options.kernel = value, 0;
     if (!strcmp(name, "--variant")) return s->options.variant = value, 0;
+    if (!strcmp(name, "--trace")) return s->trace = value, 0;
+    if (!strcmp(name, "--trace-size"))
+        return nmk_flag_int(value, 1, 1 << 20, NULL, &s->trace_mib) ? 0
+                                                                    : nmk_flag_bad(&flags, name, value, "1 to 1048576");
     if (!strcmp(name, "--host")) return s->host = value, 0;
     if (!strcmp(name, "--help")) return s->help = true, 0;
     if (!strcmp(name, "--version")) return s->version = true, 0;
@@ -293,12 +300,27 @@ static void on_signal(int number) {
     ending = 1, errno = saved;
 }
 
-static void catch_signals(nmk_http *http) {
+static nmk_api *traced;
+
+static void on_trace(int number) {
+    int saved = errno;
+    (void)number;
+    nmk_api_trace_tasks(traced);
+    errno = saved;
+}
+
+/* trace: SIGUSR1 means something; it is ignored otherwise. */
+static void catch_signals(nmk_http *http, nmk_api *api, bool trace) {
     struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    serving = http;
+    serving = http, traced = api;
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGINT, &a, NULL);
+    a.sa_handler = on_trace;
+    if (!trace) a.sa_handler = SIG_IGN;
+    sigaction(SIGUSR1, &a, NULL);
 }
+
+static void on_step(void *trace, const nmk_batch_step *step) { nmk_trace_add_step(trace, step); }
 
 static void on_line(void *user, const char *text) {
     nmk_log_line line;
@@ -526,6 +548,7 @@ static int serve(settings *s, nmk_err *e) {
     nmk_engine *engine = NULL;
     nmk_batch *batch = NULL;
     nmk_http *http = NULL;
+    nmk_trace *trace = NULL;
     nmk_api *api = nmk_api_new();
     nmk_stats stats = {0};
     int32_t stop_ids[sizeof stats.stop_ids / sizeof *stats.stop_ids];
@@ -545,6 +568,10 @@ static int serve(settings *s, nmk_err *e) {
     if (s->restarts && (!s->options.device || strncmp(s->options.device, "cuda", 4)))
         s->options.device = "cuda:0"; /* that one was lost; not the CPU in its place */
     if (read_texts(&x, s, e)) goto out;
+    if (s->trace && nmk_trace_open(&trace, s->trace, (uint64_t)s->trace_mib << 20, nmk_model_name, e)) {
+        nmk_fail_in(e, "--trace");
+        goto out;
+    }
     /* Before the weights, so that a port that is taken is known at once; who connects by then waits. */
     if (nmk_http_open(&http, &http_options, &nmk_api_callbacks, api, e)) goto out;
     if (open_engine(&engine, s, e)) {
@@ -558,6 +585,7 @@ static int serve(settings *s, nmk_err *e) {
     nmk_engine_stats(engine, &stats);
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
     engine = NULL;
+    if (trace) nmk_batch_set_on_step(batch, on_step, trace);
 
     if (!s->names) s->name[s->names++] = stats.model;
     for (int i = 0; i < stats.stop_count; i++) stop_ids[i] = stats.stop_ids[i];
@@ -576,10 +604,11 @@ static int serve(settings *s, nmk_err *e) {
                          .max_rows = s->max_rows && s->max_rows < nmk_rows ? (int)s->max_rows : 0,
                          .limits = x.limits,
                          .version = version,
+                         .trace = trace,
                          .no_cache = s->no_cache,
                          .quiet = s->quiet};
     nmk_api_start(api, http, &o);
-    catch_signals(http);
+    catch_signals(http, api, trace);
     nmk_batch_set_on_lost(batch, on_lost, http);
     say_ready(s, &stats, &x, http);
     int cut = nmk_http_run(http, e);
@@ -588,10 +617,14 @@ static int serve(settings *s, nmk_err *e) {
     nmk_batch_read_stats(batch, &done);
     if (rc == 0 && done.lost) {
         signal(SIGTERM, SIG_DFL), signal(SIGINT, SIG_DFL); /* one that comes now ends it at once: nobody is left */
+        nmk_trace_flush(trace);
         if (!ending) rc = start_again(s, nmk_http_take_listener(http), done.steps > 0, "the engine is lost", e);
     }
     nmk_api_stop(api);
 out:
+    signal(SIGUSR1, SIG_IGN);
+    nmk_batch_stop(batch);
+    nmk_trace_close(trace); /* its jobs look at the engine and at the HTTP side */
     nmk_batch_close(batch);
     nmk_engine_close(engine);
     signal(SIGTERM, SIG_IGN), signal(SIGINT, SIG_IGN);
@@ -604,6 +637,7 @@ out:
 int main(int argc, char **argv) {
     /* who comes or goes waits for the steps that are queued; a GPU is busy with one of them while tokens are read */
     settings s = {.port = 8000,
+                  .trace_mib = 64,
                   .log_level = NMK_LOG_INFO,
                   .argv = argv,
                   .listen_fd = inherited(listen_variable),

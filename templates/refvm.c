@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* A model may lack the ops that need some of what follows. */
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -475,6 +476,17 @@ static inline int sleeps(const struct nmk_vm *vm, const int32_t *d)
     return op_table[d[0]].optional && !vm->state->awake;
 }
 
+/* The time at one of the points of walk w's task, the first time that it is there.  As on the GPU: begun (also by those
+ * who have nothing to do in it), done waiting, stored, helped. */
+static inline void stamp(const struct nmk_vm *vm, const struct walk *w, int what)
+{
+    if (!vm->trace) return;
+    uint64_t *at = &vm->trace[(size_t)w->sm * (size_t)variant_of(vm)->max_tasks + (size_t)w->next][what];
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    if (!*at) *at = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 /* Moves walk w one task on.  RAN: *signalled is the counter that went up, or -1.  BLOCKED: *signalled is the counter
  * that the walk waits for.  BROKEN: the SM has the message. */
 static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
@@ -487,6 +499,7 @@ static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
             return BROKEN;
         }
         const int32_t *d = task_at(vm, w->sm, w->next);
+        if (!w->help) stamp(vm, w, 0);
         if (d[0] == 0) return DONE;
         if (!sane(vm, d)) {
             fail(sm, "opcode or counter out of range");
@@ -498,9 +511,11 @@ static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
             *signalled = d[2 + 2 * wait];
             return BLOCKED;
         }
+        if (!w->help && !asleep && (d[2] >= 0 || d[4] >= 0)) stamp(vm, w, 1);
         const int got = asleep ? 0 : execute(vm, sm, d);
         if (got < 0) return BROKEN;
         if (got == MORE) return RAN;
+        stamp(vm, w, w->help ? 3 : 2);
         if (d[6] >= 0) {
             *signalled = d[6];
             atomic_fetch_add_explicit(counter(vm, d[6]), (uint32_t)op_table[d[0]].arrivals, memory_order_release);

@@ -78,12 +78,16 @@ static int32_t (*fake_model)(const nmk_params *p, const nmk_column *column);
 static nmk_column seen[MOST_SEEN]; /* live columns of the steps that ran, */
 static struct { int step, column; /* and where each was: steps count from 1 */ } seen_at[MOST_SEEN];
 static int seen_count, in_flight_seen;
+static int traced_steps; /* steps that had a place for stamps, each one of its own */
+static uint64_t traced_last;
 
 static void run_step(const nmk_params *p) {
     uint32_t *abort_flag = (uint32_t *)(uintptr_t)p->abort, *counters = (uint32_t *)(uintptr_t)p->counters;
     nmk_control *control = (nmk_control *)(uintptr_t)p->control;
     int32_t *out = (int32_t *)(uintptr_t)p->out + p->out_row * NMK_COLUMNS;
     steps_run++, queued_steps--, in_flight_seen = p->in_flight;
+    if (p->trace && p->trace != traced_last) traced_steps++;
+    if (p->trace) traced_last = p->trace;
     if (*abort_flag) return;
     if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
         nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;

@@ -1,6 +1,7 @@
 /* Continuous batching on a GPU made up of host memory: what each step computes, who takes turns, hangs, the loss
  * of the engine. */
 #include "batch.h"
+#include "tasks.h"
 
 #include "runtime/fake_gpu.h"
 #include "server/batch_helper.h"
@@ -197,6 +198,83 @@ static void test_hang_at_end(nmk_batch *b) {
     check(rc == 0 && whole && seen_count == 20, "nothing of it stays in the columns", "%d columns", seen_count);
 }
 
+/* What a trace of tasks came to. */
+typedef struct {
+    int times, given;
+    char why[1024];
+} tracer;
+
+static void on_tasks(void *user, nmk_tasks *tasks, const char *why) {
+    tracer *t = user;
+    pthread_mutex_lock(&clients);
+    t->times++, t->given += tasks != NULL;
+    snprintf(t->why, sizeof t->why, "%s", why ? why : "");
+    pthread_cond_broadcast(&client_news);
+    pthread_mutex_unlock(&clients);
+    nmk_tasks_free(tasks);
+}
+
+static void wait_traced(tracer *t) {
+    pthread_mutex_lock(&clients);
+    while (!t->times) pthread_cond_wait(&client_news, &clients);
+    pthread_mutex_unlock(&clients);
+}
+
+static void test_trace(nmk_batch *b) {
+    nmk_err e = {0};
+    tracer whole = {0}, other = {0}, waits = {0}, few = {0}, hung = {0};
+    quiet(b);
+    traced_steps = 0;
+    check_message(nmk_batch_trace(b, 3, false, on_tasks, &other, &e), &e, "no sequence runs", "no trace of nothing");
+    fill(&many[0], 0, 1, 200);
+    many[0].hold_at = 1;
+    int rc = submit(b, &many[0], &e);
+    wait_tokens(&many[0], 1);
+    rc |= nmk_batch_trace(b, 3, false, on_tasks, &whole, &e);
+    check_message(nmk_batch_trace(b, 3, false, on_tasks, &other, &e), &e, "under way", "one trace at a time");
+    go_on(&many[0], 0);
+    check(rc == 0 && is_whole(&many[0]), "a request is served while steps are traced", "%s", e.text);
+    wait_traced(&whole);
+    quiet(b);
+    check(whole.given == 1 && traced_steps == 3, "as many steps are traced as asked for", "%d: %s", traced_steps,
+          whole.why);
+
+    traced_steps = 0;
+    rc = nmk_batch_trace(b, 8, true, on_tasks, &waits, &e);
+    usleep(20000);
+    fill(&many[0], 0, 1, 5);
+    rc |= submit(b, &many[0], &e);
+    wait_traced(&waits);
+    check(rc == 0 && waits.given == 1 && traced_steps == 5 && !other.times,
+          "a trace waits for a request, and ends with it", "%d steps: %s", traced_steps, waits.why);
+
+    fill(&many[0], 0, 1, 200);
+    many[0].hold_at = 199;
+    rc = submit(b, &many[0], &e);
+    wait_tokens(&many[0], 199);
+    rc |= nmk_batch_trace(b, 8, false, on_tasks, &few, &e); /* by now its last step is queued */
+    go_on(&many[0], 0);
+    wait_traced(&few);
+    check(rc == 0 && few.times == 1, "a trace that comes too late ends too", "%s", few.why);
+    quiet(b);
+
+    fill(&many[0], 0, 1, 200);
+    many[0].hold_at = 1;
+    rc = submit(b, &many[0], &e);
+    wait_tokens(&many[0], 1);
+    rc |= nmk_batch_trace(b, 8, false, on_tasks, &hung, &e);
+    fake.hang_at = steps_run + queued_steps + 3;
+    go_on(&many[0], 0);
+    wait_traced(&hung);
+    check(rc == 0 && hung.times == 1 && !hung.given && strstr(hung.why, "the kernel hung"), "a hang ends a trace", "%s",
+          hung.why);
+    wait_end(&many[0]);
+    fake.hang_at = 0, traced_steps = 0;
+    rc = submit(b, &many[0], &e);
+    check(rc == 0 && is_whole(&many[0]) && traced_steps == 0, "and later steps are not traced", "%d", traced_steps);
+    quiet(b);
+}
+
 /* Who wants to know when the engine is lost. */
 typedef struct {
     int times, ended; /* of those that ran or waited, before it was told */
@@ -261,6 +339,7 @@ int main(void) {
     test_few(b);
     test_hang(b);
     test_hang_at_end(b);
+    test_trace(b);
     test_lost(b);
     nmk_batch_close(b);
     free(self);

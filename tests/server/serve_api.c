@@ -31,6 +31,11 @@ void nmk_batch_read_stats(nmk_batch *b, nmk_batch_stats *s) {
     *s = (nmk_batch_stats){.lost = lost, .waiting = waiting};
 }
 
+int nmk_batch_trace(nmk_batch *b, int steps, bool wait, nmk_batch_tasks_fn on_tasks, void *user, nmk_err *e) {
+    (void)b, (void)steps, (void)wait, (void)on_tasks, (void)user;
+    return nmk_fail(e, "no steps here");
+}
+
 /* ---------------------------------------------------------------- */
 
 static nmk_tokenizer *tokenizer;
