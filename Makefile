@@ -6,6 +6,7 @@
 #   make test    set up, build everything, run the tests; the last line is the count
 #   make golden  rewrite tests/golden (read the diff)
 #   make gpu     what tests/gpu/run and the benchmarks need on a machine with a GPU; make test-gpu runs the tests too
+#   make test-page   the page at / of nmk-serve in a headless Chromium, which it installs
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
 #   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
 #   make lint    luacheck, clang-format
@@ -74,6 +75,13 @@ deps-build: ; $(call install,$(BUILD_PACKAGES))
 
 # make demo and make test use all cores unless told otherwise.
 SUBMAKE = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
+
+# A browser is large, so only this installs one; where there is one `make test` uses it too.
+.PHONY: test-page
+test-page: deps
+	$(call install,chromium-headless-shell)
+	@$(SUBMAKE) build/$(TOY)/nmk-serve build/tests/$(TOY)/server/serve_page
+	@build/tests/$(TOY)/server/serve_page
 
 demo: deps-demo
 	@$(SUBMAKE) build-demo
@@ -150,6 +158,8 @@ build/server/%.o: server/%.c
 
 # The compiler of chat templates is part of the program.
 build/server/template.o: server/jinja.lua server/jinja_lib.lua
+# So is the page.
+build/server/page.o: server/page.html
 
 build/server/llhttp/%.o: $(LLHTTP)/%.c
 	@mkdir -p $(@D)

@@ -14,6 +14,7 @@
 
 #include "log.h"
 #include "metrics.h"
+#include "page.h"
 #include "parse.h"
 #include "stop.h"
 #include "tasks.h"
@@ -124,7 +125,7 @@ struct nmk_api {
     volatile sig_atomic_t wants_tasks; /* a signal came */
 };
 
-enum { MODELS, MODEL, CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, HEALTH, METRICS, VERSION, TRACE };
+enum { MODELS, MODEL, CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, HEALTH, METRICS, VERSION, TRACE, PAGE };
 
 const nmk_http_route nmk_api_routes[] = {
     [MODELS] = {"/v1/models", NMK_HTTP_GET, false},
@@ -137,6 +138,7 @@ const nmk_http_route nmk_api_routes[] = {
     [METRICS] = {"/metrics", NMK_HTTP_GET, true},
     [VERSION] = {"/version", NMK_HTTP_GET, false},
     [TRACE] = {"/debug/trace", NMK_HTTP_POST, false},
+    [PAGE] = {"/", NMK_HTTP_GET, true},
 };
 const unsigned nmk_api_route_count = sizeof nmk_api_routes / sizeof *nmk_api_routes;
 
@@ -1006,6 +1008,13 @@ static void reply_metrics(nmk_api *api, nmk_http_response *r) {
     nmk_buf_free(&text);
 }
 
+static void reply_page(nmk_http_response *r) {
+    nmk_http_add_field(r, "Content-Security-Policy", nmk_page_policy);
+    nmk_http_add_field(r, "X-Content-Type-Options", "nosniff");
+    nmk_http_add_field(r, "Referrer-Policy", "no-referrer");
+    nmk_http_respond(r, 200, "text/html; charset=utf-8", nmk_page, (size_t)(nmk_page_end - nmk_page));
+}
+
 static void reply_model(nmk_api *api, const nmk_http_request *h, nmk_http_response *r) {
     nmk_buf text = {0};
     for (int i = 0; i < api->o.name_count && !text.length; i++)
@@ -1123,6 +1132,7 @@ static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *
     case HEALTH: reply_health(api, r); return;
     case METRICS: reply_metrics(api, r); return;
     case TRACE: reply_trace(api, h, r); return;
+    case PAGE: reply_page(r); return;
     case MODELS: nmk_reply_models(api->o.names, api->o.name_count, api->created, api->o.max_len, &text); break;
     case VERSION:
         nmk_buf_puts(&text, "{\"version\":");
