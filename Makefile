@@ -114,7 +114,7 @@ GEN_OBJECTS := $(patsubst gen/%.c,build/gen/%.o,$(wildcard gen/*.c))
 GEN_INPUTS := build/nmkgen $(shell find gen templates specs -name '*.lua' -o -name '*.yaml' -o -name '*.cu' -o -name '*.cuh' \
     -o -path 'templates/*.[ch]')
 
-all: build/nmkgen
+all: build/nmkgen build/nmk-bench
 build/nmkgen: $(GEN_OBJECTS)
 	@echo "  link  $@"
 	@$(CC) $(LDFLAGS) -o $@ $^ $(GEN_LIBS)
@@ -172,6 +172,19 @@ build/nmk-chat: examples/chat/chat.c
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
 	@$(CC) $(CFLAGS) $(WARNINGS) $(LDFLAGS) -o $@ $< -lcurl -l:libjson-c.a
+
+# ---------------------------------------------------------------- load on any server
+
+BENCH_OBJECTS := $(patsubst %.c,build/bench/%.o,$(wildcard bench/*.c) runtime/util.c runtime/json.c runtime/utf8.c runtime/flags.c)
+
+build/nmk-bench: $(BENCH_OBJECTS)
+	@echo "  link  $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ -l:libjson-c.a -l:libutf8proc.a -lm
+
+build/bench/%.o: %.c
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	@$(CC) $(CFLAGS) $(WARNINGS) $(DEPFLAGS) -Iruntime -c -o $@ $<
 
 # ---------------------------------------------------------------- a model
 
@@ -243,6 +256,10 @@ build/$(1)/bench-%: build/$(1)/tests/bench/%.o build/$(1)/libnmk.a
 	@echo "  link  $$@"
 	@$(CC) $(LDFLAGS) -o $$@ $$^ $(RUN_LIBS)
 
+# Its client is nmk-bench's.
+build/$(1)/bench-serve: build/bench/bench/sse.o
+build/$(1)/tests/bench/%.o: $(1)_COMPILE += -Ibench
+
 build/$(1)/tests/%.o: tests/%.c | build/$(1)/.generated
 	@mkdir -p $$(@D)
 	@echo "  cc    $$< ($(1))"
@@ -311,7 +328,7 @@ test-op: $(if $(OP),build/tests/$(OP_MODEL)/ops/cases build/$(TOY)/nmk-compile)
 test-gpu: gpu
 	@tests/gpu/run
 
-gpu: $(foreach m,$(BUILT) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU)) $(TINY_TESTS) \
+gpu: build/nmk-bench $(foreach m,$(BUILT) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_BENCH) $($(m)_GPU)) $(TINY_TESTS) \
     build/tests/$(TOY)/server/load build/tests/north-mini-code/runtime/load_memory
 
 .PHONY: bench
@@ -325,7 +342,7 @@ C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.
 
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # The one test that needs the shape of the large model.
-build-test: all build/nmk-chat $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory \
+build-test: all build/nmk-chat build/nmk-bench $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory \
     $(SHAPES:%=build/tests/%/ops/attention) build/tests/toy-64/runtime/engine_cpu build/tests/toy-64/runtime/columns
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -14,7 +14,7 @@ else
 fi
 
 shopt -s nullglob
-sources=(gen/*.[ch] runtime/*.[ch] server/*.[ch] tests/*.h tests/{runtime,ops,server,gpu,bench,models}/*.[ch] examples/*/*.[ch])
+sources=(gen/*.[ch] runtime/*.[ch] server/*.[ch] bench/*.[ch] tests/*.h tests/{runtime,ops,server,gpu,bench,models}/*.[ch] examples/*/*.[ch])
 if ! command -v clang-format >/dev/null; then
   echo "skip - clang-format: not installed (make deps)"
 elif clang-format --dry-run -Werror "${sources[@]}" 2>build/clang-format.log; then
@@ -25,7 +25,7 @@ else
 fi
 
 # What these two do not look at, CUDA and comments in C: no line over 120 columns, no tab, no space at the end.
-if grep -rnE '.{121,}|	| +$' templates specs gen runtime server examples/chat; then
+if grep -rnE '.{121,}|	| +$' templates specs gen runtime server bench examples/chat; then
   echo "not ok - layout: over 120 columns, a tab, or a space at the end" && failed=1
 else
   echo "ok - layout"

@@ -13,6 +13,7 @@
 
 #include "flags.h"
 #include "samplings.h"
+#include "sse.h"
 
 enum { WARM_UP = 24, MOST_CASES = 16, MOST_ROWS = 64, MOST_STEPS = 4096, VOCAB = 500, START_SECONDS = 600 };
 
@@ -32,8 +33,9 @@ typedef struct {
 } result;
 
 typedef struct {
-    int fd, prompt, limit, tokens;
-    nmk_buf in;
+    nmk_sse sse;
+    int prompt, limit, tokens;
+    bool ids; /* its text is token ids */
     uint64_t *at;
 } row;
 
@@ -50,18 +52,6 @@ static uint32_t word_of(uint32_t row_number, uint32_t i) {
 
 /* ---------------------------------------------------------------- streams */
 
-static void open_row(const server *s, const settings *o, row *r, int number) {
-    nmk_buf body = {0};
-    nmk_buf_printf(&body, "{\"stream\":true,\"ignore_eos\":true,%s,\"seed\":7,\"max_tokens\":%d,\"prompt\":[",
-                   samplings[o->sampling].fields, r->limit);
-    for (int i = 0; i < r->prompt; i++)
-        nmk_buf_printf(&body, "%s%u", i ? "," : "", word_of((uint32_t)number, (uint32_t)i) % VOCAB);
-    nmk_buf_puts(&body, "]}");
-    r->fd = request_open(s->port, "POST", "/v1/completions", "", body.data);
-    nmk_buf_free(&body);
-    r->at = xcalloc((size_t)r->limit, sizeof *r->at);
-}
-
 /* Without a tokenizer an answer's text is its token ids, with a space behind each; with one a chunk is a token. */
 static int tokens_of(const char *event, size_t bytes, bool ids) {
     static const char key[] = "\"text\":\"";
@@ -75,36 +65,49 @@ static int tokens_of(const char *event, size_t bytes, bool ids) {
     return n;
 }
 
-/* 0, or -1 at the end of the stream. */
-static int read_row(row *r, bool ids) {
-    size_t done = 0;
-    if (get_some(r->fd, &r->in, 0) < 0) return -1;
-    uint64_t now = nmk_now_ns();
-    for (const char *at; (at = memmem(r->in.data + done, r->in.length - done, "\n\n", 2));) {
-        size_t end = (size_t)(at - r->in.data) + 2;
-        for (int n = tokens_of(r->in.data + done, end - done, ids); n && r->tokens < r->limit; n--)
-            r->at[r->tokens++] = now;
-        done = end;
-    }
-    if (!done) return 0;
-    memmove(r->in.data, r->in.data + done, r->in.length - done);
-    r->in.length -= done;
+static int on_event(void *user, const char *data, size_t bytes, uint64_t now) {
+    row *r = user;
+    for (int n = tokens_of(data, bytes, r->ids); n && r->tokens < r->limit; n--) r->at[r->tokens++] = now;
     return 0;
 }
 
+static int open_row(const nmk_sse_target *t, const settings *o, row *r, int number) {
+    nmk_buf body = {0};
+    nmk_err e;
+    nmk_buf_printf(&body, "{\"stream\":true,\"ignore_eos\":true,%s,\"seed\":7,\"max_tokens\":%d,\"prompt\":[",
+                   samplings[o->sampling].fields, r->limit);
+    for (int i = 0; i < r->prompt; i++)
+        nmk_buf_printf(&body, "%s%u", i ? "," : "", word_of((uint32_t)number, (uint32_t)i) % VOCAB);
+    nmk_buf_puts(&body, "]}");
+    r->ids = !o->checkpoint;
+    r->at = xcalloc((size_t)r->limit, sizeof *r->at);
+    int rc = nmk_sse_open(&r->sse, t, "/v1/completions", body.data, on_event, r, &e);
+    nmk_buf_free(&body);
+    return rc ? fprintf(stderr, "bench-serve: %s\n", e.text), -1 : 0;
+}
+
+static void free_row(row *r) {
+    nmk_sse_close(&r->sse);
+    free(r->at);
+}
+
 /* Reads all rows to their ends. */
-static int read_rows(row *r, int count, bool ids) {
+static int read_rows(row *r, int count) {
     struct pollfd p[MOST_ROWS];
+    bool ended[MOST_ROWS] = {0};
     for (int open = count; open;) {
-        for (int i = 0; i < MOST_ROWS; i++) p[i] = (struct pollfd){.fd = i < count ? r[i].fd : -1, .events = POLLIN};
+        for (int i = 0; i < MOST_ROWS; i++) p[i].fd = -1;
+        for (int i = 0; i < count; i++)
+            if (!ended[i]) p[i] = (struct pollfd){.fd = r[i].sse.fd, .events = nmk_sse_wants(&r[i].sse)};
         if (poll(p, MOST_ROWS, 120000) <= 0) return fprintf(stderr, "bench-serve: nothing came for 120 s\n"), -1;
         for (int i = 0; i < count; i++) {
-            if (!p[i].revents || !read_row(&r[i], ids)) continue;
-            close(r[i].fd);
-            r[i].fd = -1, open--;
-            if (r[i].tokens < 2)
-                return fprintf(stderr, "bench-serve: a stream gave %d tokens: %.500s\n", r[i].tokens,
-                               r[i].in.length ? r[i].in.data : "it is empty"),
+            nmk_err e = {"its status or its text"};
+            int got = p[i].revents ? nmk_sse_step(&r[i].sse, &e) : 0;
+            if (!got) continue;
+            ended[i] = true, open--;
+            if (got < 0 || r[i].tokens < 2)
+                return fprintf(stderr, "bench-serve: a stream gave %d tokens: %s: %.500s\n", r[i].tokens, e.text,
+                               r[i].sse.text.data),
                        -1;
         }
     }
@@ -114,12 +117,11 @@ static int read_rows(row *r, int count, bool ids) {
 /* ---------------------------------------------------------------- a case */
 
 /* Positions of a prompt that the server feeds in a step. */
-static double feed_rate(const server *s, const settings *o, int positions) {
-    row r = {.prompt = positions, .limit = 2};
+static double feed_rate(const server *s, const nmk_sse_target *t, const settings *o, int positions) {
+    row r = {.prompt = positions, .limit = 2, .sse.fd = -1};
     double before = metric(s->port, "nmk:steps_total");
-    open_row(s, o, &r, -1);
-    int rc = read_rows(&r, 1, !o->checkpoint);
-    free(r.at), nmk_buf_free(&r.in);
+    int rc = open_row(t, o, &r, -1) || read_rows(&r, 1) ? -1 : 0;
+    free_row(&r);
     double steps = metric(s->port, "nmk:steps_total") - before - 2;
     return rc || steps < 1 ? -1 : positions / steps;
 }
@@ -163,7 +165,7 @@ static void measure(result *m, const row *r, int count) {
 }
 
 /* number: of the case; no two have prompts in common, so that none finds its own in a cache. */
-static int run_case(const server *s, const settings *o, double rate, int number, result *m) {
+static int run_case(const nmk_sse_target *t, const settings *o, double rate, int number, result *m) {
     row r[MOST_ROWS] = {0};
     double grown = 0; /* tokens that a row gives until the last one begins */
     for (int i = m->batch - 1; i >= 0; i--) {
@@ -174,12 +176,13 @@ static int run_case(const server *s, const settings *o, double rate, int number,
         grown += r[i].prompt / rate;
     }
     uint64_t start = nmk_now_ns(), begun = 0;
-    for (int i = 0; i < m->batch; i++) open_row(s, o, &r[i], number * MOST_ROWS + i);
-    int rc = read_rows(r, m->batch, !o->checkpoint);
+    int rc = 0;
+    for (int i = 0; i < m->batch; i++) rc |= open_row(t, o, &r[i], number * MOST_ROWS + i);
+    if (!rc) rc = read_rows(r, m->batch);
     if (!rc) measure(m, r, m->batch);
     for (int i = 0; i < m->batch; i++) {
         if (!rc && r[i].at[0] > begun) begun = r[i].at[0];
-        free(r[i].at), nmk_buf_free(&r[i].in);
+        free_row(&r[i]);
     }
     m->first_s = (double)(begun - start) * 1e-9;
     return rc;
@@ -293,9 +296,14 @@ int main(int argc, char **argv) {
                           o.checkpoint ? o.checkpoint : o.seed,
                           NULL};
     server s = server_run(args, START_SECONDS);
-    double rate = feed_rate(&s, &o, longest < 256 ? longest : 256);
+    nmk_sse_target target;
+    nmk_err e;
+    char url[64];
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", s.port);
+    if (nmk_sse_resolve(&target, url, NULL, &e)) return fprintf(stderr, "bench-serve: %s\n", e.text), 1;
+    double rate = feed_rate(&s, &target, &o, longest < 256 ? longest : 256);
     if (rate <= 0) rc = -1;
-    for (int i = 0; i < count && !rc; i++) rc = run_case(&s, &o, rate, i, &m[i]);
+    for (int i = 0; i < count && !rc; i++) rc = run_case(&target, &o, rate, i, &m[i]);
     if (server_end(&s, SIGTERM, 20000)) rc = -1;
     if (rc) return fprintf(stderr, "bench-serve: no figures\n"), 1;
     if (!strncmp(o.device, "cuda", 4)) run_decode(&o, m, count);

@@ -104,6 +104,7 @@ agree("README has the metrics", metrics, found(t.read("server/metrics.c"), '"(nm
 local helps = {
   nmkgen = help_of("build/nmkgen"), ["nmk-run"] = help_of(TOY .. "nmk-run"), ["nmk-serve"] = help,
   ["nmk-compile"] = help_of(TOY .. "nmk-compile"), ["nmk-chat"] = help_of("build/nmk-chat"),
+  ["nmk-bench"] = help_of("build/nmk-bench"),
 }
 local unknown, seen = {}, 0
 for line in README:gmatch("\n    (build/[^\n]*)") do
@@ -130,7 +131,7 @@ for _, text in ipairs({ README, CONTRIBUTING }) do
   for path in (text:gsub("%]%(([%w_./-]+)%)", "`%1`")):gmatch("`([%w_]+/[%w_./-]*)`") do
     local first = path:match("^[^/]+")
     if first == "gen" or first == "templates" or first == "specs" or first == "runtime" or first == "server" or
-      first == "tests" or first == "examples" then
+      first == "bench" or first == "tests" or first == "examples" then
       named = named + 1
       if not t.exists(path) then gone[path] = true end
     end
