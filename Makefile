@@ -7,6 +7,7 @@
 #   make golden  rewrite tests/golden (read the diff)
 #   make gpu     what tests/gpu/run and the benchmarks need on a machine with a GPU; make test-gpu runs the tests too
 #   make test-page   the page at / of nmk-serve in a headless Chromium, which it installs
+#   make conformance   clients that others make, of npm, against nmk-serve with scripted answers; needs Node.js and npm
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
 #   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
 #   make lint    luacheck, clang-format
@@ -309,6 +310,37 @@ endef
 $(foreach m,$(MODELS) $(GPU_MODELS) $(TINY_MODELS),$(eval $(call model,$(m))))
 $(foreach m,$(BUILT),$(eval $(call shipped,$(m))))
 all: $(MODELS:%=build/%/.generated)
+
+# ---------------------------------------------------------------- clients that others make
+
+# The toy with room for the prompts that agents send; its tokens are scripted, so its weights do not matter.
+CONFORMANCE := build/conformance
+CLIENTS_NPM := openai ai @ai-sdk/openai-compatible zod opencode-ai
+
+$(CONFORMANCE)/scripted.yaml: specs/$(TOY).yaml
+	@mkdir -p $(@D)
+	@sed 's/^model: .*/model: scripted/; s/^  max_context: .*/  max_context: 131072/' $< >$@
+
+$(eval $(call model,scripted,$(CONFORMANCE)/scripted.yaml))
+
+$(CONFORMANCE)/checkpoint/config.json: examples/$(TOY)/config.json
+	@mkdir -p $(@D)
+	@cp examples/$(TOY)/*token*.json examples/$(TOY)/generation_config.json examples/$(TOY)/chat_template.jinja $(@D)
+	@sed 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 131072/' $< >$@
+
+build/scripted/tests/conformance/%.o: scripted_COMPILE += -Iserver
+$(CONFORMANCE)/serve: build/scripted/tests/conformance/scripted.o build/libserver.a build/libhttp.a build/scripted/libnmk.a
+	@mkdir -p $(@D)
+	@echo "  link  $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ $(SERVER_LIBS) $(RUN_LIBS)
+
+# What they are today: nothing is pinned, and nothing of them is kept in the tree.
+.PHONY: conformance
+conformance: deps-build
+	@command -v npm >/dev/null || { echo "make conformance needs Node.js, from 20.11 on, and npm"; exit 1; }
+	@$(SUBMAKE) $(CONFORMANCE)/serve $(CONFORMANCE)/checkpoint/config.json
+	@npm install --prefix $(CONFORMANCE) --no-audit --no-fund --no-package-lock --loglevel=error $(CLIENTS_NPM)
+	@cp tests/conformance/*.mjs $(CONFORMANCE) && node $(CONFORMANCE)/clients.mjs
 
 TINY_TESTS := $(TINY_MODELS:%=build/tests/%/models/golden)
 $(foreach m,$(OP_MODEL),$(eval $(call model,$(m),specs/$(TOY).yaml,--try $(OP))))

@@ -125,6 +125,15 @@ end
 local absent = missing(wanted, targets)
 t.case("the targets of make are there", next(wanted) ~= nil and absent == "", absent)
 
+-- ---- the example for OpenCode is of this server and this model
+local opencode = t.read("examples/opencode.json")
+local model = t.read("specs/north-mini-code.yaml"):match("\nmodel: (%S+)")
+t.case("examples/opencode.json is of this server", opencode:find('"baseURL": "http://127.0.0.1:8000/v1"', 1, true) and
+  opencode:find(('"%s": {'):format(model), 1, true) and
+  opencode:find(('"model": "nmk/%s"'):format(model), 1, true), opencode)
+t.same("and JSON", t.run("build/nmkgen --lua " .. t.write(t.folder .. "/json.lua",
+  'local diag = require("diag").new() assert(require("json").load("examples/opencode.json", diag)) diag:stop()')), 0)
+
 -- ---- files and folders of the project that the texts name
 local gone, named = {}, 0
 for _, text in ipairs({ README, CONTRIBUTING }) do
