@@ -73,6 +73,7 @@ struct job {
     int *max_tokens;
     int prompt_count;
     nmk_buf answer; /* of endpoints that do not generate */
+    nmk_buf input;  /* of a response that is kept */
 
     choice *choice;
     nmk_reply_choice *said;
@@ -103,6 +104,7 @@ struct nmk_api {
     int64_t created;
     nmk_metrics metrics;
     nmk_buf scratch;
+    nmk_kept *kept; /* NULL: no response is */
 
     choice *queue, **queue_tail; /* not given to the batch yet */
     int queued, submitted;
@@ -125,13 +127,53 @@ struct nmk_api {
     volatile sig_atomic_t wants_tasks; /* a signal came */
 };
 
-enum { MODELS, MODEL, CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, HEALTH, METRICS, VERSION, TRACE, PAGE };
+enum {
+    MODELS,
+    MODEL,
+    CHAT,
+    COMPLETIONS,
+    RESPONSES,
+    RESPONSE,
+    MESSAGES,
+    COUNT_TOKENS,
+    TOKENIZE,
+    DETOKENIZE,
+    HEALTH,
+    METRICS,
+    VERSION,
+    TRACE,
+    PAGE
+};
+
+/* Of each kind of body: its endpoint, and whose words the answer is in. */
+static const struct {
+    int route;
+    nmk_reply_kind kind;
+} bodies[] = {
+    [NMK_BODY_CHAT] = {CHAT, NMK_REPLY_CHAT},
+    [NMK_BODY_COMPLETION] = {COMPLETIONS, NMK_REPLY_TEXT},
+    [NMK_BODY_RESPONSE] = {RESPONSES, NMK_REPLY_RESPONSE},
+    [NMK_BODY_MESSAGE] = {MESSAGES, NMK_REPLY_MESSAGE},
+    [NMK_BODY_COUNT] = {COUNT_TOKENS, NMK_REPLY_MESSAGE},
+    [NMK_BODY_TOKENIZE] = {TOKENIZE, NMK_REPLY_CHAT},
+    [NMK_BODY_DETOKENIZE] = {DETOKENIZE, NMK_REPLY_CHAT},
+};
+
+static void write_message_error(nmk_buf *b, int status, const char *param, const char *code, const char *message) {
+    nmk_api_error e;
+    nmk_api_fail(&e, status, param, code, "%s", message);
+    nmk_reply_error(NMK_REPLY_MESSAGE, &e, b);
+}
 
 const nmk_http_route nmk_api_routes[] = {
     [MODELS] = {"/v1/models", NMK_HTTP_GET, false},
     [MODEL] = {"/v1/models/*", NMK_HTTP_GET, false},
     [CHAT] = {"/v1/chat/completions", NMK_HTTP_POST, false},
     [COMPLETIONS] = {"/v1/completions", NMK_HTTP_POST, false},
+    [RESPONSES] = {"/v1/responses", NMK_HTTP_POST, false},
+    [RESPONSE] = {"/v1/responses/*", NMK_HTTP_GET | NMK_HTTP_DELETE, false},
+    [MESSAGES] = {"/v1/messages", NMK_HTTP_POST, false, write_message_error},
+    [COUNT_TOKENS] = {"/v1/messages/count_tokens", NMK_HTTP_POST, false, write_message_error},
     [TOKENIZE] = {"/tokenize", NMK_HTTP_POST, false},
     [DETOKENIZE] = {"/detokenize", NMK_HTTP_POST, false},
     [HEALTH] = {"/health", NMK_HTTP_GET, true},
@@ -158,7 +200,7 @@ static void unref(job *j) {
     free(j->prompt), free(j->max_tokens), free(j->choice), free(j->said);
     nmk_stream_free(&j->stream);
     nmk_request_free(&j->q);
-    nmk_buf_free(&j->text), nmk_buf_free(&j->answer), nmk_buf_free(&j->out);
+    nmk_buf_free(&j->text), nmk_buf_free(&j->answer), nmk_buf_free(&j->input), nmk_buf_free(&j->out);
     free(j);
 }
 
@@ -219,7 +261,7 @@ static void log_job(const job *j, const nmk_usage *usage, const char *message, i
     }
     nmk_log_begin(&l, j->api->o.quiet ? NMK_LOG_DEBUG : NMK_LOG_INFO, message);
     nmk_log_int(&l, "id", (int64_t)nmk_http_id(j->r));
-    nmk_log_text(&l, "endpoint", nmk_api_routes[j->body == NMK_BODY_CHAT ? CHAT : COMPLETIONS].path);
+    nmk_log_text(&l, "endpoint", nmk_api_routes[bodies[j->body].route].path);
     nmk_log_int(&l, "status", status);
     nmk_log_text(&l, "finish", finish);
     nmk_log_int(&l, "prompt_tokens", usage->prompt_tokens);
@@ -236,7 +278,7 @@ static void trace_choice(const choice *c, const char *end) {
     if (!j->api->o.trace) return;
     nmk_trace_request r = {.id = j->id,
                            .index = c->index,
-                           .endpoint = nmk_api_routes[j->body == NMK_BODY_CHAT ? CHAT : COMPLETIONS].path,
+                           .endpoint = nmk_api_routes[bodies[j->body].route].path,
                            .end = end,
                            .prompt_tokens = (int)j->prompt[c->prompt].count,
                            .cached_tokens = c->cached,
@@ -250,11 +292,11 @@ static void trace_choice(const choice *c, const char *end) {
     nmk_trace_add_request(j->api->o.trace, &r);
 }
 
-static void respond_error(nmk_http_response *r, const nmk_api_error *e) {
+static void respond_error(nmk_http_response *r, nmk_body asked, const nmk_api_error *e) {
     nmk_buf body = {0};
     log_error(nmk_http_id(r), e);
     if (e->status == 503) nmk_http_add_field(r, "Retry-After", "1");
-    nmk_reply_error(e, &body);
+    nmk_reply_error(bodies[asked].kind, e, &body);
     nmk_http_respond(r, e->status, "application/json", body.data, body.length);
     nmk_buf_free(&body);
 }
@@ -336,8 +378,9 @@ static int encode_prompts(job *j) {
 static int prepare(job *j) {
     const nmk_api *api = j->api;
     nmk_api_request *q = &j->q;
-    if (nmk_request_parse(q, j->body, j->text.data ? j->text.data : "", j->text.length, &api->o.limits, &j->error))
-        return -1;
+    nmk_request_limits limits = api->o.limits;
+    limits.kept = api->kept, limits.key = j->key;
+    if (nmk_request_parse(q, j->body, j->text.data ? j->text.data : "", j->text.length, &limits, &j->error)) return -1;
     nmk_buf_free(&j->text);
     if (check_model(api, q, &j->error)) return -1;
     if (j->body == NMK_BODY_DETOKENIZE) {
@@ -358,6 +401,12 @@ static int prepare(job *j) {
         return 0;
     }
     if (encode_prompts(j)) return -1;
+    if (j->body == NMK_BODY_COUNT) {
+        nmk_buf_printf(&j->answer, "{\"input_tokens\":%zu}", j->prompt[0].count);
+        return 0;
+    }
+    if (j->body == NMK_BODY_RESPONSE && q->store && api->kept)
+        nmk_buf_puts(&j->input, json_object_to_json_string_ext(q->input, JSON_C_TO_STRING_PLAIN));
     j->max_tokens = xcalloc((size_t)j->prompt_count, sizeof *j->max_tokens);
     for (int i = 0; i < j->prompt_count; i++) {
         j->max_tokens[i] = nmk_request_fit(q, j->prompt[i].count, api->o.max_len, &j->error);
@@ -413,7 +462,7 @@ static void say_text(choice *c, const char *text, size_t bytes) {
     job *j = c->job;
     if (!bytes) return;
     if (!j->q.stream) {
-        nmk_buf_add(&c->said->content, text, bytes);
+        nmk_reply_choice_text(c->said, NMK_ITEM_TEXT, text, bytes);
         return;
     }
     attach(c, false);
@@ -456,7 +505,7 @@ static void on_said(void *user, const nmk_said *said) {
     case NMK_SAID_REASONING:
         if (!j->q.include_reasoning) return;
         if (!stream) {
-            nmk_buf_add(&c->said->reasoning, said->text, said->bytes);
+            nmk_reply_choice_text(c->said, NMK_ITEM_REASONING, said->text, said->bytes);
             return;
         }
         attach_rest(c);
@@ -469,7 +518,7 @@ static void on_said(void *user, const nmk_said *said) {
             return;
         }
         attach_rest(c);
-        nmk_stream_call(&j->stream, c->index, said->call, said->id, said->name, &j->out);
+        nmk_stream_call(&j->stream, c->index, said->id, said->name, &j->out);
         return;
     case NMK_SAID_ARGUMENTS:
         if (!stream) {
@@ -477,7 +526,7 @@ static void on_said(void *user, const nmk_said *said) {
             return;
         }
         attach_rest(c);
-        nmk_stream_arguments(&j->stream, c->index, said->call, said->text, said->bytes, &j->out);
+        nmk_stream_arguments(&j->stream, c->index, said->text, said->bytes, &j->out);
         return;
     case NMK_SAID_CALL_END: return;
     }
@@ -567,7 +616,7 @@ static void fail_job(job *j, nmk_end_kind kind, const nmk_api_error *e) {
         nmk_http_send(r, j->out.data, j->out.length);
         nmk_http_finish(r);
     } else if (r) {
-        respond_error(r, e);
+        respond_error(r, j->body, e);
     }
     drop_choices(j, kind);
 }
@@ -582,6 +631,15 @@ static nmk_usage usage_of(const job *j) {
     return usage;
 }
 
+/* A response that the request wants to find again. */
+static void keep(const job *j, const nmk_reply *reply, const nmk_reply_choice *said, const nmk_usage *usage) {
+    nmk_buf body = {0};
+    if (!j->input.length) return;
+    nmk_reply_whole(reply, said, 1, usage, &body);
+    nmk_kept_add(j->api->kept, j->key, reply->id, j->q.previous, &j->input, &body);
+    nmk_buf_free(&body);
+}
+
 static void finish_job(job *j) {
     static const char *const finish[] = {NULL, "stop", "length", "tool_calls", "content_filter"};
     nmk_usage usage = usage_of(j);
@@ -589,11 +647,13 @@ static void finish_job(job *j) {
     log_job(j, &usage, "request finished", 200, finish[j->said[0].ended]);
     if (j->q.stream) {
         nmk_stream_close(&j->stream, j->q.include_usage ? &usage : NULL, &j->out);
+        keep(j, &j->stream.reply, j->stream.said, &usage);
         send_out(j);
         nmk_http_finish(take_response(j));
         return;
     }
     nmk_reply_whole(&j->reply, j->said, j->choice_count, &usage, &j->out);
+    keep(j, &j->reply, j->said, &usage);
     respond(j, &j->out);
 }
 
@@ -625,9 +685,13 @@ static void complete(choice *c, bool cut) {
     nmk_ended ended = c->parser ? nmk_parser_ended(c->parser, cut) : cut ? NMK_ENDED_LENGTH : NMK_ENDED_STOP;
     if (c->parser) j->reasoning_tokens += nmk_parser_reasoning_tokens(c->parser);
     c->said->ended = ended;
+    if (c->met) {
+        const nmk_text *met = &j->q.sampling.stop[nmk_stop_met(c->stop)];
+        c->said->stop = met->data, c->said->stop_bytes = met->bytes;
+    }
     if (j->q.stream) {
         attach(c, true);
-        nmk_stream_finish(&j->stream, c->index, ended, &j->out);
+        nmk_stream_finish(&j->stream, c->index, ended, c->said->stop, c->said->stop_bytes, &j->out);
     } else if (j->q.sampling.logprobs >= 0) {
         static const nmk_logprob none;
         c->said->logprob = c->likely ? c->likely : &none, c->said->logprob_count = c->likely_count;
@@ -863,7 +927,7 @@ static void admit(nmk_api *api) {
 static void make_choices(job *j) {
     nmk_api *api = j->api;
     const nmk_sampling *s = &j->q.sampling;
-    bool chat = j->body == NMK_BODY_CHAT;
+    bool chat = j->q.messages != NULL;
     nmk_parser_options options = {.no_calls = !j->q.tools || j->q.tool_choice_none,
                                   .max_calls = j->q.parallel_tool_calls ? 0 : 1,
                                   .show_special = !j->q.skip_special_tokens};
@@ -925,10 +989,10 @@ static void start(job *j) {
             fail_lost(&e);
         else
             nmk_api_fail(&e, 503, NULL, "overloaded", "Too many requests are waiting.");
-        respond_error(take_response(j), &e);
+        respond_error(take_response(j), j->body, &e);
         return;
     }
-    nmk_reply_kind kind = j->body == NMK_BODY_CHAT ? NMK_REPLY_CHAT : NMK_REPLY_TEXT;
+    nmk_reply_kind kind = bodies[j->body].kind;
     const char *model = j->q.model ? j->q.model : api->o.names[0];
     make_choices(j);
     if (j->q.stream)
@@ -937,6 +1001,7 @@ static void start(job *j) {
         nmk_reply_init(&j->reply, kind, model);
     nmk_reply *reply = j->q.stream ? &j->stream.reply : &j->reply;
     reply->tokenizer = api->o.tokenizer, reply->tokens_as_ids = j->q.sampling.tokens_as_ids;
+    reply->asked = j->q.root, reply->prompt_tokens = (int)j->prompt[0].count;
     admit(api); /* a refusal is still a plain answer */
     if (!j->r) return;
     if (j->q.stream) {
@@ -951,7 +1016,7 @@ static void prepared(void *ctx, void *arg) {
     (void)ctx;
     job *j = arg;
     if (j->r && j->failed)
-        respond_error(take_response(j), &j->error);
+        respond_error(take_response(j), j->body, &j->error);
     else if (j->r && j->answer.length)
         respond(j, &j->answer);
     else if (j->r)
@@ -968,7 +1033,7 @@ static void give_to_worker(nmk_api *api, const nmk_http_request *h, nmk_http_res
     if (full) {
         nmk_api_error e;
         nmk_api_fail(&e, 503, NULL, "overloaded", "Too many large requests are waiting.");
-        respond_error(r, &e);
+        respond_error(r, body, &e);
         return;
     }
     job *j = xcalloc(1, sizeof *j);
@@ -1120,6 +1185,23 @@ static void reply_trace(nmk_api *api, const nmk_http_request *h, nmk_http_respon
         nmk_http_respond_error(r, 409, NULL, NULL, "not_traced", "No trace: %s.", e.text);
 }
 
+static void reply_kept(nmk_api *api, const nmk_http_request *h, nmk_http_response *r) {
+    nmk_buf text = {0};
+    bool found = api->kept && (h->method == NMK_HTTP_DELETE ? nmk_kept_remove(api->kept, h->key, h->rest)
+                                                            : nmk_kept_body(api->kept, h->key, h->rest, &text));
+    if (found && h->method == NMK_HTTP_DELETE) {
+        nmk_buf_puts(&text, "{\"id\":");
+        nmk_reply_string(h->rest, strlen(h->rest), &text);
+        nmk_buf_puts(&text, ",\"object\":\"response\",\"deleted\":true}");
+    }
+    if (found)
+        nmk_http_respond(r, 200, "application/json", text.data, text.length);
+    else
+        nmk_http_respond_error(r, 404, NULL, NULL, "not_found",
+                               "Response with id '%.100s' not found: it was not kept, or is not any more.", h->rest);
+    nmk_buf_free(&text);
+}
+
 static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *r) {
     nmk_api *api = ctx;
     nmk_buf text = {0};
@@ -1127,6 +1209,10 @@ static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *
     case MODEL: reply_model(api, h, r); return;
     case CHAT: give_to_worker(api, h, r, NMK_BODY_CHAT); return;
     case COMPLETIONS: give_to_worker(api, h, r, NMK_BODY_COMPLETION); return;
+    case RESPONSES: give_to_worker(api, h, r, NMK_BODY_RESPONSE); return;
+    case RESPONSE: reply_kept(api, h, r); return;
+    case MESSAGES: give_to_worker(api, h, r, NMK_BODY_MESSAGE); return;
+    case COUNT_TOKENS: give_to_worker(api, h, r, NMK_BODY_COUNT); return;
     case TOKENIZE: give_to_worker(api, h, r, NMK_BODY_TOKENIZE); return;
     case DETOKENIZE: give_to_worker(api, h, r, NMK_BODY_DETOKENIZE); return;
     case HEALTH: reply_health(api, r); return;
@@ -1197,6 +1283,7 @@ nmk_api *nmk_api_new(void) {
 void nmk_api_start(nmk_api *api, nmk_http *http, const nmk_api_options *o) {
     api->http = http, api->o = *o;
     if (!api->o.stall_ms) api->o.stall_ms = STALL_MS;
+    if (o->kept_bytes) api->kept = nmk_kept_new(o->kept_bytes);
     api->has_markers = o->tokenizer && nmk_markers_find(&api->markers, o->tokenizer);
     if (pthread_create(&api->worker, NULL, work, api)) abort(); /* a process that may have no second thread */
     api->has_worker = true;
@@ -1223,6 +1310,7 @@ void nmk_api_close(nmk_api *api) {
         free(api->events[i].message), free(api->events[i].logprobs);
     }
     free(api->events), free(api->turn);
+    nmk_kept_free(api->kept);
     nmk_buf_free(&api->scratch);
     pthread_cond_destroy(&api->work);
     pthread_mutex_destroy(&api->lock);

@@ -26,8 +26,9 @@ typedef struct {
     const int32_t *stop_ids; /* the model's own */
     int stop_count;
     int max_len;
-    int max_rows; /* at most this many sequences at once; 0: as many as the batch takes */
-    int stall_ms; /* /health says 503 when no step ended in this time while sequences run; 0: 20 s */
+    int max_rows;      /* at most this many sequences at once; 0: as many as the batch takes */
+    size_t kept_bytes; /* for responses that are kept; 0: none is */
+    int stall_ms;      /* /health says 503 when no step ended in this time while sequences run; 0: 20 s */
     nmk_request_limits limits;
     const char *version;
     struct nmk_trace *trace; /* NULL: none, and nothing is traced on demand */

@@ -80,6 +80,7 @@ struct nmk_http_response {
     nmk_buf fields;
     const char *cors;
     int status;
+    const nmk_http_route *route; /* NULL: none */
     bool head, http10, keep_alive;
     bool streaming, over, doomed, handed;
     uint64_t bytes, arrived_ns, sent_ns;
@@ -260,6 +261,7 @@ static nmk_http_response *begin(nmk_http *h, conn *c) {
     r->head = p->in_body && p->method == HTTP_HEAD;
     r->http10 = p->http10;
     r->keep_alive = p->keep_alive && !h->draining;
+    if (p->in_body && c->route >= 0) r->route = &h->o.routes[c->route];
     r->arrived_ns = c->started_ns;
     if (h->cb.on_access) {
         r->method = xstrdup(p->in_body ? llhttp_method_name(p->method) : "-");
@@ -346,7 +348,10 @@ void nmk_http_respond_error(nmk_http_response *r, int status, const char *type, 
     va_start(args, fmt);
     vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
-    nmk_http_error_json(&body, status, type, param, code, message);
+    if (r->route && r->route->error)
+        r->route->error(&body, status, param, code, message);
+    else
+        nmk_http_error_json(&body, status, type, param, code, message);
     nmk_http_respond(r, status, "application/json", body.data, body.length);
     nmk_buf_free(&body);
 }
@@ -470,7 +475,8 @@ static void check_head(nmk_http *h, conn *c) {
     const char *path = p->text.data + p->path, *rest;
     c->refuse_status = 0;
     c->route = find_route(h, path, &rest);
-    c->key = nmk_http_key(nmk_http_parser_field(p, "authorization"), h->o.api_keys, h->o.api_key_count);
+    c->key = nmk_http_key(nmk_http_parser_field(p, "authorization"), nmk_http_parser_field(p, "x-api-key"),
+                          h->o.api_keys, h->o.api_key_count);
     const nmk_http_route *route = c->route >= 0 ? &h->o.routes[c->route] : NULL;
 
     if (c->surplus) {
@@ -478,7 +484,7 @@ static void check_head(nmk_http *h, conn *c) {
     } else if (p->method == HTTP_OPTIONS) {
         p->discard = true;
     } else if (h->o.api_key_count && c->key < 0 && !(route && route->open)) {
-        if (nmk_http_parser_field(p, "authorization"))
+        if (nmk_http_parser_field(p, "authorization") || nmk_http_parser_field(p, "x-api-key"))
             refuse_later(c, 401, "invalid_api_key", "the API key is not valid");
         else
             refuse_later(c, 401, "invalid_api_key", "an API key is needed, as \"Authorization: Bearer KEY\"");
@@ -497,7 +503,9 @@ static void answer_options(nmk_http *h, conn *c, nmk_http_response *r) {
     if (r->cors && nmk_http_parser_field(p, "access-control-request-method")) {
         const char *wanted = nmk_http_parser_field(p, "access-control-request-headers");
         nmk_http_add_field(r, "Access-Control-Allow-Methods", methods.data);
-        nmk_http_add_field(r, "Access-Control-Allow-Headers", wanted ? wanted : "Authorization, Content-Type");
+        nmk_http_add_field(r, "Access-Control-Allow-Headers",
+                           wanted ? wanted
+                                  : "Authorization, Content-Type, X-API-Key, Anthropic-Version, Anthropic-Beta");
         nmk_http_add_field(r, "Access-Control-Max-Age", "86400");
     }
     nmk_buf_free(&methods);

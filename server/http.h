@@ -34,6 +34,8 @@ typedef struct {
     const char *path; /* "/v1/models"; "/v1/models/" and a star: everything below */
     unsigned methods;
     bool open; /* needs no key */
+    /* Adds the body of an error; NULL: as nmk_http_error_json has it. */
+    void (*error)(nmk_buf *b, int status, const char *param, const char *code, const char *message);
 } nmk_http_route;
 
 /* Zero is the default for each; a time of -1 is none.  What it points to has to stay until nmk_http_close. */
@@ -59,7 +61,7 @@ typedef struct {
     int keepalive_ms; /* 10 s of silence in a stream, then a comment */
     int linger_ms;    /* 2 s to read what the client still sends after the last answer */
 
-    const char *const *api_keys; /* any of these, as Authorization: Bearer; none: no guard */
+    const char *const *api_keys; /* any of these, as Authorization: Bearer or X-API-Key; none: no guard */
     unsigned api_key_count;
     const char *const *cors_origins; /* "*" or exact origins; none: no CORS fields */
     unsigned cors_origin_count;
@@ -142,7 +144,8 @@ void nmk_http_add_field(nmk_http_response *r, const char *name, const char *valu
 /* The whole answer. */
 void nmk_http_respond(nmk_http_response *r, int status, const char *type, const void *body, size_t bytes);
 
-/* {"error":{"message","type","param","code"}}.  type NULL is what goes with the status; param and code may be NULL. */
+/* {"error":{"message","type","param","code"}}, or as the route has it.  type NULL is what goes with the status; param and
+ * code may be NULL. */
 void nmk_http_respond_error(nmk_http_response *r, int status, const char *type, const char *param, const char *code,
                             const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 void nmk_http_error_json(nmk_buf *b, int status, const char *type, const char *param, const char *code,

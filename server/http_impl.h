@@ -25,8 +25,9 @@ typedef struct {
 } nmk_http_date;
 const char *nmk_http_date_field(nmk_http_date *d);
 
-/* Which of the keys the value of an Authorization field carries, or -1.  How long that takes does not tell which bytes
+/* Which of the keys the value of an Authorization field carries, or else that of X-API-Key (either may be NULL), or -1.
+ * How long that takes does not tell which bytes
  * were right. */
-int nmk_http_key(const char *authorization, const char *const *keys, unsigned count);
+int nmk_http_key(const char *authorization, const char *key, const char *const *keys, unsigned count);
 
 #endif

@@ -175,6 +175,7 @@ static int check_head(nmk_http_parser *p) {
     if (count(p, "host") > 1) return bad(p, 400, "more than one Host field");
     if (!p->http10 && !count(p, "host")) return bad(p, 400, "no Host field");
     if (count(p, "authorization") > 1) return bad(p, 400, "more than one Authorization field");
+    if (count(p, "x-api-key") > 1) return bad(p, 400, "more than one X-API-Key field");
     if (count(p, "content-length") > 1) return bad(p, 400, "more than one Content-Length field");
 
     const char *length = nmk_http_parser_field(p, "content-length");

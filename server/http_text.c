@@ -113,13 +113,13 @@ static bool same(const char *given, size_t n, const char *key) {
     return !differ;
 }
 
-int nmk_http_key(const char *authorization, const char *const *keys, unsigned count) {
-    if (!authorization || strncasecmp(authorization, "bearer ", 7)) return -1;
-    authorization += 7;
-    authorization += strspn(authorization, " ");
-    size_t n = strlen(authorization);
+int nmk_http_key(const char *authorization, const char *key, const char *const *keys, unsigned count) {
+    if (authorization && !strncasecmp(authorization, "bearer ", 7))
+        key = authorization + 7 + strspn(authorization + 7, " ");
+    if (!key) return -1;
+    size_t n = strlen(key);
     int found = -1;
     for (unsigned i = 0; i < count; i++)
-        if (same(authorization, n, keys[i])) found = (int)i; /* all are compared */
+        if (same(key, n, keys[i])) found = (int)i; /* all are compared */
     return n ? found : -1;
 }

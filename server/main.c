@@ -39,7 +39,7 @@ static const char listen_variable[] = "NMK_LISTEN_FD", restarts_variable[] = "NM
 typedef struct {
     nmk_options options;
     const char *host, *chat_template, *trace;
-    int64_t port, max_len, max_rows, trace_mib;
+    int64_t port, max_len, max_rows, trace_mib, kept_mb;
     const char *key[MOST_KEYS], *name[MOST_NAMES];
     int keys, names;
     nmk_log_level log_level;
@@ -65,6 +65,7 @@ static const nmk_flag table[] = {
     {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
     {"--enable-prefix-caching", NULL, "prompts that begin alike are computed once (they are)"},
     {"--no-enable-prefix-caching", NULL, "every prompt is computed whole (only what differs is)"},
+    {"--response-store-mb", "N", "memory for responses that /v1/responses keeps; 0: none is kept (64)"},
     {"--log-level", "LEVEL", "debug, info, warning or error (info)"},
     {"--log-format", "text|json", "of the log on stderr, a line an event (text)"},
     {"--disable-log-requests", NULL, "no line for requests that end well (they are logged)"},
@@ -179,6 +180,9 @@ static int set_flag(void *user, const char *name, const char *value) {
         return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_rows)
                    ? 0
                    : nmk_flag_bad(&flags, name, value, "a whole number from 1");
+    if (!strcmp(name, "--response-store-mb"))
+        return nmk_flag_int(value, 0, 1 << 20, NULL, &s->kept_mb) ? 0
+                                                                  : nmk_flag_bad(&flags, name, value, "0 to 1048576");
     if (!strcmp(name, "--gpu-memory-utilization"))
         return read_share(value, &s->options.memory_share)
                    ? 0
@@ -603,6 +607,7 @@ static int serve(settings *s, nmk_err *e) {
                          .max_len = stats.max_len,
                          .max_rows = s->max_rows && s->max_rows < nmk_rows ? (int)s->max_rows : 0,
                          .limits = x.limits,
+                         .kept_bytes = (size_t)s->kept_mb << 20,
                          .version = version,
                          .trace = trace,
                          .no_cache = s->no_cache,
@@ -638,6 +643,7 @@ int main(int argc, char **argv) {
     /* who comes or goes waits for the steps that are queued; a GPU is busy with one of them while tokens are read */
     settings s = {.port = 8000,
                   .trace_mib = 64,
+                  .kept_mb = 64,
                   .log_level = NMK_LOG_INFO,
                   .argv = argv,
                   .listen_fd = inherited(listen_variable),

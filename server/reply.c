@@ -1,4 +1,4 @@
-#include "reply.h"
+#include "reply_impl.h"
 
 #include <assert.h>
 #include <math.h>
@@ -42,33 +42,6 @@ void nmk_reply_string(const char *text, size_t bytes, nmk_buf *out) {
     nmk_buf_puts(out, "\"");
 }
 
-static void quoted(const char *s, nmk_buf *out) { nmk_reply_string(s, strlen(s), out); }
-
-/* "," unless something has just been opened. */
-static void comma(nmk_buf *out) {
-    char last = out->length ? out->data[out->length - 1] : '{';
-    if (last != '{' && last != '[') nmk_buf_puts(out, ",");
-}
-
-static void member(const char *key, nmk_buf *out) {
-    comma(out);
-    nmk_buf_printf(out, "\"%s\":", key);
-}
-
-static void member_text(const char *key, const char *text, size_t bytes, nmk_buf *out) {
-    member(key, out);
-    nmk_reply_string(text, bytes, out);
-}
-
-static void member_string(const char *key, const char *text, nmk_buf *out) {
-    member_text(key, text, strlen(text), out);
-}
-
-static void member_int(const char *key, int64_t value, nmk_buf *out) {
-    member(key, out);
-    nmk_buf_printf(out, "%lld", (long long)value);
-}
-
 void nmk_reply_id(char id[NMK_ID_BYTES], const char *prefix) {
     static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     unsigned char random[NMK_ID_CHARS];
@@ -81,9 +54,11 @@ void nmk_reply_id(char id[NMK_ID_BYTES], const char *prefix) {
     id[n] = 0;
 }
 
+static const nmk_view *view_of(nmk_reply_kind kind);
+
 void nmk_reply_init(nmk_reply *r, nmk_reply_kind kind, const char *model) {
     *r = (nmk_reply){.kind = kind, .created = (int64_t)time(NULL), .model = model};
-    nmk_reply_id(r->id, kind == NMK_REPLY_CHAT ? "chatcmpl-" : "cmpl-");
+    nmk_reply_id(r->id, view_of(kind)->id);
 }
 
 /* ---------------------------------------------------------------- errors */
@@ -100,7 +75,7 @@ int nmk_api_fail(nmk_api_error *e, int status, const char *param, const char *co
     return -1;
 }
 
-static const char *error_type(int status) {
+const char *nmk_reply_error_type(int status) {
     return status == 401   ? "authentication_error"
            : status == 403 ? "permission_error"
            : status == 429 ? "rate_limit_error"
@@ -108,16 +83,18 @@ static const char *error_type(int status) {
                            : "invalid_request_error";
 }
 
-void nmk_reply_error(const nmk_api_error *e, nmk_buf *out) {
+static void write_error(const nmk_api_error *e, nmk_buf *out) {
     nmk_buf_puts(out, "{\"error\":{");
     member_string("message", e->message, out);
-    member_string("type", error_type(e->status), out);
+    member_string("type", nmk_reply_error_type(e->status), out);
     member("param", out);
     e->param[0] ? quoted(e->param, out) : nmk_buf_puts(out, "null");
     member("code", out);
     e->code ? quoted(e->code, out) : nmk_buf_puts(out, "null");
     nmk_buf_puts(out, "}}");
 }
+
+void nmk_reply_error(nmk_reply_kind kind, const nmk_api_error *e, nmk_buf *out) { view_of(kind)->error(e, out); }
 
 /* ---------------------------------------------------------------- log-probabilities */
 
@@ -296,56 +273,87 @@ static void member_reasoning(const char *text, size_t bytes, nmk_buf *out) {
 
 /* ---------------------------------------------------------------- whole answers */
 
+static nmk_reply_item *new_item(nmk_reply_choice *c, nmk_item_kind kind) {
+    c->item = xrealloc(c->item, (size_t)(c->count + 1) * sizeof *c->item);
+    nmk_reply_item *item = &c->item[c->count++];
+    *item = (nmk_reply_item){.kind = kind, .call = c->calls};
+    return item;
+}
+
+static nmk_reply_item *last_item(const nmk_reply_choice *c) { return c->count ? &c->item[c->count - 1] : NULL; }
+
+void nmk_reply_choice_text(nmk_reply_choice *c, nmk_item_kind kind, const char *text, size_t bytes) {
+    nmk_reply_item *item = last_item(c);
+    assert(kind != NMK_ITEM_CALL);
+    if (!item || item->kind != kind) item = new_item(c, kind);
+    nmk_buf_add(&item->text, text, bytes);
+}
+
 void nmk_reply_choice_call(nmk_reply_choice *c, const char *id, const char *name) {
-    c->call = xrealloc(c->call, (size_t)(c->call_count + 1) * sizeof *c->call);
-    nmk_reply_call *call = &c->call[c->call_count++];
-    *call = (nmk_reply_call){.name = xstrdup(name)};
-    snprintf(call->id, sizeof call->id, "%s", id);
+    nmk_reply_item *item = new_item(c, NMK_ITEM_CALL);
+    item->name = xstrdup(name), c->calls++;
+    snprintf(item->id, sizeof item->id, "%s", id);
 }
 
 void nmk_reply_choice_arguments(nmk_reply_choice *c, const char *text, size_t bytes) {
-    assert(c->call_count);
-    nmk_buf_add(&c->call[c->call_count - 1].arguments, text, bytes);
+    assert(c->count && last_item(c)->kind == NMK_ITEM_CALL);
+    nmk_buf_add(&last_item(c)->text, text, bytes);
 }
 
 void nmk_reply_choice_free(nmk_reply_choice *c) {
-    for (int i = 0; i < c->call_count; i++) {
-        free(c->call[i].name);
-        nmk_buf_free(&c->call[i].arguments);
+    for (int i = 0; i < c->count; i++) {
+        free(c->item[i].name);
+        nmk_buf_free(&c->item[i].text);
     }
-    free(c->call);
-    nmk_buf_free(&c->content);
-    nmk_buf_free(&c->reasoning);
+    free(c->item);
     *c = (nmk_reply_choice){0};
 }
 
+/* All items of a kind as one text. */
+static void add_all(const nmk_reply_choice *c, nmk_item_kind kind, nmk_buf *text) {
+    for (int i = 0; i < c->count; i++)
+        if (c->item[i].kind == kind) nmk_buf_add(text, c->item[i].text.data, c->item[i].text.length);
+}
+
 static void message(const nmk_reply_choice *c, nmk_buf *out) {
+    nmk_buf content = {0}, reasoning = {0};
+    add_all(c, NMK_ITEM_TEXT, &content), add_all(c, NMK_ITEM_REASONING, &reasoning);
     nmk_buf_puts(out, "{\"role\":\"assistant\"");
     member("content", out);
-    if (c->content.length || !c->call_count)
-        nmk_reply_string(c->content.data, c->content.length, out);
+    if (content.length || !c->calls)
+        nmk_reply_string(content.data, content.length, out);
     else
         nmk_buf_puts(out, "null");
-    if (c->reasoning.length) member_reasoning(c->reasoning.data, c->reasoning.length, out);
-    if (c->call_count) {
+    if (reasoning.length) member_reasoning(reasoning.data, reasoning.length, out);
+    if (c->calls) {
         member("tool_calls", out);
         nmk_buf_puts(out, "[");
-        for (int i = 0; i < c->call_count; i++) {
+        for (int i = 0; i < c->count; i++) {
+            const nmk_reply_item *item = &c->item[i];
+            if (item->kind != NMK_ITEM_CALL) continue;
             comma(out);
             nmk_buf_puts(out, "{");
-            member_string("id", c->call[i].id, out);
+            member_string("id", item->id, out);
             nmk_buf_puts(out, ",\"type\":\"function\",\"function\":{");
-            member_string("name", c->call[i].name, out);
-            member_text("arguments", c->call[i].arguments.data, c->call[i].arguments.length, out);
+            member_string("name", item->name, out);
+            member_text("arguments", item->text.data, item->text.length, out);
             nmk_buf_puts(out, "}}");
         }
         nmk_buf_puts(out, "]");
     }
     nmk_buf_puts(out, "}");
+    nmk_buf_free(&content), nmk_buf_free(&reasoning);
 }
 
-void nmk_reply_whole(const nmk_reply *r, const nmk_reply_choice *choices, int count, const nmk_usage *usage,
-                     nmk_buf *out) {
+static void text_member_of(const nmk_reply_choice *c, nmk_buf *out) {
+    nmk_buf text = {0};
+    add_all(c, NMK_ITEM_TEXT, &text);
+    member_text("text", text.data, text.length, out);
+    nmk_buf_free(&text);
+}
+
+static void write_whole(const nmk_reply *r, const nmk_reply_choice *choices, int count, const nmk_usage *usage,
+                        nmk_buf *out) {
     head(r, false, out);
     for (int i = 0; i < count; i++) {
         const nmk_reply_choice *c = &choices[i];
@@ -357,7 +365,7 @@ void nmk_reply_whole(const nmk_reply *r, const nmk_reply_choice *choices, int co
             member("message", out);
             message(c, out);
         } else {
-            member_text("text", c->content.data, c->content.length, out);
+            text_member_of(c, out);
         }
         member_logprobs(r, c->logprob, c->logprob_count, out);
         member_ended(c->ended, out);
@@ -368,19 +376,12 @@ void nmk_reply_whole(const nmk_reply *r, const nmk_reply_choice *choices, int co
     nmk_buf_puts(out, "}");
 }
 
-/* ---------------------------------------------------------------- streams */
-
-enum { NEW, OPEN, ENDED }; /* state of a choice */
-
-void nmk_stream_init(nmk_stream *s, nmk_reply_kind kind, const char *model, int choices) {
-    *s = (nmk_stream){.count = choices, .state = xcalloc((size_t)choices, 1)};
-    nmk_reply_init(&s->reply, kind, model);
+void nmk_reply_whole(const nmk_reply *r, const nmk_reply_choice *choices, int count, const nmk_usage *usage,
+                     nmk_buf *out) {
+    view_of(r->kind)->whole(r, choices, count, usage, out);
 }
 
-void nmk_stream_free(nmk_stream *s) {
-    free(s->state);
-    *s = (nmk_stream){0};
-}
+/* ---------------------------------------------------------------- streams of completions */
 
 static bool is_chat(const nmk_stream *s) { return s->reply.kind == NMK_REPLY_CHAT; }
 
@@ -398,16 +399,124 @@ static void chunk_end(nmk_stream *s, nmk_ended ended, nmk_buf *out) {
     nmk_buf_puts(out, "}]}\n\n");
 }
 
-/* Whatever comes first, the role has gone out before it. */
-static void opened(nmk_stream *s, int choice, nmk_buf *out) {
-    assert(choice >= 0 && choice < s->count && !s->closed && s->state[choice] != ENDED);
-    if (s->state[choice] == OPEN) return;
-    s->state[choice] = OPEN;
-    if (!is_chat(s)) return;
+/* The role, before anything else. */
+static void chat_open(nmk_stream *s, int choice, nmk_buf *out) {
     chunk_begin(s, choice, out);
     nmk_buf_puts(out, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null");
     member_ended(NMK_ENDED_NOT, out);
     nmk_buf_puts(out, "}]}\n\n");
+}
+
+static void chat_begin(nmk_stream *s, int choice, const nmk_reply_item *item, int index, nmk_buf *out) {
+    (void)index;
+    if (item->kind != NMK_ITEM_CALL) return;
+    chunk_begin(s, choice, out);
+    nmk_buf_printf(out, ",\"delta\":{\"tool_calls\":[{\"index\":%d", item->call);
+    member_string("id", item->id, out);
+    nmk_buf_puts(out, ",\"type\":\"function\",\"function\":{");
+    member_string("name", item->name, out);
+    nmk_buf_puts(out, ",\"arguments\":\"\"}}]}");
+    chunk_end(s, NMK_ENDED_NOT, out);
+}
+
+static void completion_grow(nmk_stream *s, int choice, const nmk_reply_item *item, int index, const char *text,
+                            size_t bytes, nmk_buf *out) {
+    (void)index;
+    chunk_begin(s, choice, out);
+    if (!is_chat(s)) {
+        assert(item->kind == NMK_ITEM_TEXT);
+        member_text("text", text, bytes, out);
+        chunk_end(s, NMK_ENDED_NOT, out);
+        return;
+    }
+    nmk_buf_puts(out, ",\"delta\":{");
+    switch (item->kind) {
+    case NMK_ITEM_REASONING: member_reasoning(text, bytes, out); break;
+    case NMK_ITEM_TEXT: member_text("content", text, bytes, out); break;
+    case NMK_ITEM_CALL:
+        nmk_buf_printf(out, "\"tool_calls\":[{\"index\":%d,\"function\":{", item->call);
+        member_text("arguments", text, bytes, out);
+        nmk_buf_puts(out, "}}]");
+        break;
+    }
+    nmk_buf_puts(out, "}");
+    chunk_end(s, NMK_ENDED_NOT, out);
+}
+
+static void completion_finish(nmk_stream *s, int choice, nmk_ended ended, nmk_buf *out) {
+    chunk_begin(s, choice, out);
+    nmk_buf_puts(out, is_chat(s) ? ",\"delta\":{}" : ",\"text\":\"\"");
+    chunk_end(s, ended, out);
+}
+
+static void completion_close(nmk_stream *s, const nmk_usage *usage, nmk_buf *out) {
+    if (usage) {
+        nmk_buf_puts(out, "data: ");
+        head(&s->reply, true, out);
+        nmk_buf_puts(out, "]");
+        member_usage(usage, out);
+        nmk_buf_puts(out, "}\n\n");
+    }
+    nmk_buf_puts(out, "data: [DONE]\n\n");
+}
+
+static void completion_fail(nmk_stream *s, const nmk_api_error *e, nmk_buf *out) {
+    (void)s;
+    nmk_buf_puts(out, "data: ");
+    write_error(e, out);
+    nmk_buf_puts(out, "\n\ndata: [DONE]\n\n");
+}
+
+static const nmk_view chat_view = {.id = "chatcmpl-",
+                                   .error = write_error,
+                                   .whole = write_whole,
+                                   .open = chat_open,
+                                   .begin = chat_begin,
+                                   .grow = completion_grow,
+                                   .finish = completion_finish,
+                                   .close = completion_close,
+                                   .fail = completion_fail};
+static const nmk_view text_view = {.id = "cmpl-",
+                                   .error = write_error,
+                                   .whole = write_whole,
+                                   .grow = completion_grow,
+                                   .finish = completion_finish,
+                                   .close = completion_close,
+                                   .fail = completion_fail};
+
+static const nmk_view *view_of(nmk_reply_kind kind) {
+    static const nmk_view *const views[] = {
+        [NMK_REPLY_CHAT] = &chat_view,
+        [NMK_REPLY_TEXT] = &text_view,
+        [NMK_REPLY_RESPONSE] = &nmk_view_responses,
+        [NMK_REPLY_MESSAGE] = &nmk_view_messages,
+    };
+    return views[kind];
+}
+
+/* ---------------------------------------------------------------- streams */
+
+enum { NEW, OPEN, ENDED }; /* state of a choice */
+
+void nmk_stream_init(nmk_stream *s, nmk_reply_kind kind, const char *model, int choices) {
+    *s = (nmk_stream){
+        .count = choices, .state = xcalloc((size_t)choices, 1), .said = xcalloc((size_t)choices, sizeof *s->said)};
+    nmk_reply_init(&s->reply, kind, model);
+}
+
+void nmk_stream_free(nmk_stream *s) {
+    for (int i = 0; i < s->count; i++) nmk_reply_choice_free(&s->said[i]);
+    free(s->state), free(s->said);
+    *s = (nmk_stream){0};
+}
+
+/* Whatever comes first, the opening has gone out before it. */
+static const nmk_view *opened(nmk_stream *s, int choice, nmk_buf *out) {
+    const nmk_view *view = view_of(s->reply.kind);
+    assert(choice >= 0 && choice < s->count && !s->closed && s->state[choice] != ENDED);
+    if (s->state[choice] == NEW && view->open) view->open(s, choice, out);
+    s->state[choice] = OPEN;
+    return view;
 }
 
 void nmk_stream_open(nmk_stream *s, nmk_buf *out) {
@@ -418,86 +527,69 @@ void nmk_stream_logprobs(nmk_stream *s, const nmk_logprob *list, int count) {
     s->logprob = list, s->logprob_count = count;
 }
 
-void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
+/* The item at the end of a choice is complete. */
+static void end_item(nmk_stream *s, const nmk_view *view, int choice, nmk_buf *out) {
+    const nmk_reply_choice *c = &s->said[choice];
+    if (c->count && view->end) view->end(s, choice, last_item(c), c->count - 1, out);
+}
+
+static void grow(nmk_stream *s, int choice, nmk_item_kind kind, const char *text, size_t bytes, nmk_buf *out) {
+    nmk_reply_choice *c = &s->said[choice];
     if (!bytes) return;
-    opened(s, choice, out);
-    chunk_begin(s, choice, out);
-    if (is_chat(s)) {
-        nmk_buf_puts(out, ",\"delta\":{");
-        member_text("content", text, bytes, out);
-        nmk_buf_puts(out, "}");
-    } else {
-        member_text("text", text, bytes, out);
+    const nmk_view *view = opened(s, choice, out);
+    if (!c->count || last_item(c)->kind != kind) {
+        assert(kind != NMK_ITEM_CALL);
+        end_item(s, view, choice, out);
+        new_item(c, kind);
+        if (view->begin) view->begin(s, choice, last_item(c), c->count - 1, out);
     }
-    chunk_end(s, NMK_ENDED_NOT, out);
+    view->grow(s, choice, last_item(c), c->count - 1, text, bytes, out);
+    if (view->keeps) nmk_buf_add(&last_item(c)->text, text, bytes);
+}
+
+void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
+    grow(s, choice, NMK_ITEM_TEXT, text, bytes, out);
 }
 
 void nmk_stream_reasoning(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
-    if (!bytes) return;
-    assert(is_chat(s));
-    opened(s, choice, out);
-    chunk_begin(s, choice, out);
-    nmk_buf_puts(out, ",\"delta\":{");
-    member_reasoning(text, bytes, out);
-    nmk_buf_puts(out, "}");
-    chunk_end(s, NMK_ENDED_NOT, out);
+    assert(s->reply.kind != NMK_REPLY_TEXT);
+    grow(s, choice, NMK_ITEM_REASONING, text, bytes, out);
 }
 
-void nmk_stream_call(nmk_stream *s, int choice, int call, const char *id, const char *name, nmk_buf *out) {
-    assert(is_chat(s));
-    opened(s, choice, out);
-    chunk_begin(s, choice, out);
-    nmk_buf_printf(out, ",\"delta\":{\"tool_calls\":[{\"index\":%d", call);
-    member_string("id", id, out);
-    nmk_buf_puts(out, ",\"type\":\"function\",\"function\":{");
-    member_string("name", name, out);
-    nmk_buf_puts(out, ",\"arguments\":\"\"}}]}");
-    chunk_end(s, NMK_ENDED_NOT, out);
+void nmk_stream_call(nmk_stream *s, int choice, const char *id, const char *name, nmk_buf *out) {
+    nmk_reply_choice *c = &s->said[choice];
+    assert(s->reply.kind != NMK_REPLY_TEXT);
+    const nmk_view *view = opened(s, choice, out);
+    end_item(s, view, choice, out);
+    nmk_reply_choice_call(c, id, name);
+    view->begin(s, choice, last_item(c), c->count - 1, out);
 }
 
-void nmk_stream_arguments(nmk_stream *s, int choice, int call, const char *text, size_t bytes, nmk_buf *out) {
-    if (!bytes) return;
-    assert(is_chat(s));
-    opened(s, choice, out);
-    chunk_begin(s, choice, out);
-    nmk_buf_printf(out, ",\"delta\":{\"tool_calls\":[{\"index\":%d,\"function\":{", call);
-    member_text("arguments", text, bytes, out);
-    nmk_buf_puts(out, "}}]}");
-    chunk_end(s, NMK_ENDED_NOT, out);
+void nmk_stream_arguments(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
+    grow(s, choice, NMK_ITEM_CALL, text, bytes, out);
 }
 
-void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, nmk_buf *out) {
+void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, const char *stop, size_t stop_bytes, nmk_buf *out) {
     assert(ended != NMK_ENDED_NOT);
-    opened(s, choice, out);
-    chunk_begin(s, choice, out);
-    nmk_buf_puts(out, is_chat(s) ? ",\"delta\":{}" : ",\"text\":\"\"");
-    chunk_end(s, ended, out);
+    const nmk_view *view = opened(s, choice, out);
+    nmk_reply_choice *c = &s->said[choice];
+    c->ended = ended, c->stop = stop, c->stop_bytes = stop_bytes;
+    end_item(s, view, choice, out);
+    if (view->finish) view->finish(s, choice, ended, out);
     s->state[choice] = ENDED;
-}
-
-static void done(nmk_stream *s, nmk_buf *out) {
-    assert(!s->closed);
-    nmk_buf_puts(out, "data: [DONE]\n\n");
-    s->closed = true;
 }
 
 void nmk_stream_close(nmk_stream *s, const nmk_usage *usage, nmk_buf *out) {
     for (int i = 0; i < s->count; i++) assert(s->state[i] == ENDED);
-    if (usage) {
-        nmk_buf_puts(out, "data: ");
-        head(&s->reply, true, out);
-        nmk_buf_puts(out, "]");
-        member_usage(usage, out);
-        nmk_buf_puts(out, "}\n\n");
-    }
-    done(s, out);
+    assert(!s->closed);
+    view_of(s->reply.kind)->close(s, usage, out);
+    s->closed = true;
 }
 
 void nmk_stream_fail(nmk_stream *s, const nmk_api_error *e, nmk_buf *out) {
-    nmk_buf_puts(out, "data: ");
-    nmk_reply_error(e, out);
-    nmk_buf_puts(out, "\n\n");
-    done(s, out);
+    assert(!s->closed);
+    view_of(s->reply.kind)->fail(s, e, out);
+    s->closed = true;
 }
 
 /* ---------------------------------------------------------------- other endpoints */

@@ -1,8 +1,12 @@
-/* What the server says: JSON bodies, server-sent events, error bodies, in the shapes that OpenAI's clients accept.
+/* What the server says: JSON bodies, server-sent events, error bodies, in the shapes that clients accept.
  *
- * An nmk_stream keeps the order that every client measured needs: a role chunk first, then what the model says, one
- * finish chunk per choice, a usage chunk with `choices: []` if asked for, [DONE]; or an error event instead of what
- * would follow.  It sends no chunk that says nothing.  Every addition to `out` is a whole event.
+ * An answer is a list of items (reasoning, text, calls), which an nmk_reply_choice holds and an nmk_stream tells as it
+ * grows.  The APIs are views of it, see reply_impl.h: chat and text completions in reply.c, the others in files of
+ * their own.
+ *
+ * A stream of chat completions keeps the order that every client measured needs: a role chunk first, then what the
+ * model says, one finish chunk per choice, a usage chunk with `choices: []` if asked for, [DONE]; or an error event
+ * instead of what would follow.  No stream has an event that says nothing.  Every addition to `out` is whole events.
  *
  * Text given here may hold any bytes; what is not UTF-8 goes out as U+FFFD.  No number goes out as inf or nan. */
 #ifndef NMK_REPLY_H
@@ -27,7 +31,10 @@ typedef struct {
 int nmk_api_fail(nmk_api_error *e, int status, const char *param, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 
-void nmk_reply_error(const nmk_api_error *e, nmk_buf *out);
+/* Whose words an answer is in: those of /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages. */
+typedef enum { NMK_REPLY_CHAT, NMK_REPLY_TEXT, NMK_REPLY_RESPONSE, NMK_REPLY_MESSAGE } nmk_reply_kind;
+
+void nmk_reply_error(nmk_reply_kind kind, const nmk_api_error *e, nmk_buf *out);
 
 /* ---------------------------------------------------------------- parts */
 
@@ -63,8 +70,6 @@ typedef struct {
     nmk_logprobs likely; /* what the request asked for: `count` is 0 for the chosen one alone */
 } nmk_logprob;
 
-typedef enum { NMK_REPLY_CHAT, NMK_REPLY_TEXT } nmk_reply_kind;
-
 /* What all chunks of an answer have in common. */
 typedef struct {
     nmk_reply_kind kind;
@@ -73,34 +78,44 @@ typedef struct {
     const char *model;              /* stays the caller's */
     const nmk_tokenizer *tokenizer; /* of logprobs: the text of tokens; NULL: they go by their ids */
     bool tokens_as_ids;             /* tokens of logprobs are called token_id:N */
+    struct json_object *asked;      /* the request, of which a response says much again; the caller's; NULL: nothing */
+    int prompt_tokens;              /* which a message says before usage is known */
 } nmk_reply;
 
-/* Mints the id, chatcmpl-... or cmpl-..., and takes the time; the rest may be set afterwards. */
+/* Mints the id, such as chatcmpl-..., and takes the time; the rest may be set afterwards. */
 void nmk_reply_init(nmk_reply *r, nmk_reply_kind kind, const char *model);
 
 /* ---------------------------------------------------------------- whole answers */
 
+typedef enum { NMK_ITEM_REASONING, NMK_ITEM_TEXT, NMK_ITEM_CALL } nmk_item_kind;
+
 typedef struct {
-    char id[NMK_ID_BYTES], *name;
-    nmk_buf arguments;
-} nmk_reply_call;
+    nmk_item_kind kind;
+    char id[NMK_ID_BYTES]; /* of a call: as minted */
+    char *name;            /* of a call */
+    int call;              /* which of the calls it is */
+    nmk_buf text;          /* of a call: its arguments */
+} nmk_reply_item;
 
 /* One choice as it grows.  Zeroed is empty. */
 typedef struct {
-    nmk_buf content, reasoning;
-    nmk_reply_call *call;
-    int call_count;
+    nmk_reply_item *item;
+    int count, calls;
     nmk_ended ended;
+    const char *stop; /* the stop string that ended it; the caller's; NULL: none did */
+    size_t stop_bytes;
     const nmk_logprob *logprob; /* the caller's; NULL: not asked for */
     int logprob_count;
 } nmk_reply_choice;
 
-/* id: as minted; every call gets its arguments before the next one is added. */
+/* Reasoning or text; what follows of the same kind is the same item. */
+void nmk_reply_choice_text(nmk_reply_choice *c, nmk_item_kind kind, const char *text, size_t bytes);
+/* id: as minted; every call gets its arguments before the next item begins. */
 void nmk_reply_choice_call(nmk_reply_choice *c, const char *id, const char *name);
 void nmk_reply_choice_arguments(nmk_reply_choice *c, const char *text, size_t bytes);
 void nmk_reply_choice_free(nmk_reply_choice *c); /* leaves it empty */
 
-/* chat.completion or text_completion.  Every choice has ended. */
+/* Every choice has ended; of a response or message there is one. */
 void nmk_reply_whole(const nmk_reply *r, const nmk_reply_choice *choices, int count, const nmk_usage *usage,
                      nmk_buf *out);
 
@@ -110,6 +125,8 @@ typedef struct {
     nmk_reply reply;
     int count;                  /* choices */
     unsigned char *state;       /* of each choice: how far it is */
+    nmk_reply_choice *said;     /* of each choice; without the texts, unless the view says them again */
+    int events;                 /* so far, where they are numbered */
     const nmk_logprob *logprob; /* for the next chunk */
     int logprob_count;
     bool closed;
@@ -129,15 +146,16 @@ void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t byte
 void nmk_stream_reasoning(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out);
 
 /* A tool call begins: id, type and name once; then its arguments as text. */
-void nmk_stream_call(nmk_stream *s, int choice, int call, const char *id, const char *name, nmk_buf *out);
-void nmk_stream_arguments(nmk_stream *s, int choice, int call, const char *text, size_t bytes, nmk_buf *out);
+void nmk_stream_call(nmk_stream *s, int choice, const char *id, const char *name, nmk_buf *out);
+void nmk_stream_arguments(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out);
 
-void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, nmk_buf *out);
+/* stop: the stop string that ended it, or NULL. */
+void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, const char *stop, size_t stop_bytes, nmk_buf *out);
 
-/* Usage (NULL: not asked for) and [DONE].  Every choice has ended. */
+/* Usage (NULL: not asked for; a response and a message always have it) and the end.  Every choice has ended. */
 void nmk_stream_close(nmk_stream *s, const nmk_usage *usage, nmk_buf *out);
 
-/* The stream breaks off: an error event and [DONE].  Nothing may follow. */
+/* The stream breaks off: an error event and the end.  Nothing may follow. */
 void nmk_stream_fail(nmk_stream *s, const nmk_api_error *e, nmk_buf *out);
 
 /* ---------------------------------------------------------------- other endpoints */

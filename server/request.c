@@ -138,13 +138,52 @@ static int take_kwargs(job *j, const char *name, struct json_object *v) {
     return 0;
 }
 
-static int take_effort(job *j, const char *name, struct json_object *v) {
+int nmk_request_effort(job *j, const char *name, struct json_object *v) {
     static const char *const known[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
     const char *s = c_string(v);
     if (!s) return wrong_type(j, name, "a string", v);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(s, known[i])) return j->r->reasoning_effort = s, 0;
     return invalid(j, name, "expected one of none, minimal, low, medium, high, xhigh, max");
+}
+
+/* As Anthropic has it: {"type": "enabled", "budget_tokens": N}. */
+static int take_thinking(job *j, const char *name, struct json_object *v) {
+    nmk_api_request *r = j->r;
+    if (!is(v, json_type_object)) return wrong_type(j, name, "an object", v);
+    struct json_object *budget = nmk_json_get(v, "budget_tokens");
+    const char *type = c_string(nmk_json_get(v, "type"));
+    int64_t tokens = -1;
+    if (!type) return missing(j, "thinking.type");
+    if (strcmp(type, "enabled") != 0 && strcmp(type, "disabled") != 0 && strcmp(type, "adaptive") != 0)
+        return invalid(j, "thinking.type", "expected enabled, disabled or adaptive");
+    if (budget && !whole(budget, &tokens)) return wrong_type(j, "thinking.budget_tokens", "an integer", budget);
+    if (budget && (tokens < 1 || tokens > INT_MAX))
+        return invalid(j, "thinking.budget_tokens", "expected at least 1 token");
+    r->thinking = *type == 'd' ? NMK_THINKING_OFF : NMK_THINKING_ON;
+    if (*type == 'e' && budget) r->thinking_tokens = (int)tokens;
+    return 0;
+}
+
+/* As /v1/responses has it: {"effort": "low"}, with "max_tokens" as OpenRouter has it. */
+static int take_reasoning(job *j, const char *name, struct json_object *v) {
+    int64_t tokens;
+    if (!is(v, json_type_object)) return wrong_type(j, name, "an object", v);
+    struct json_object *effort = nmk_json_get(v, "effort"), *summary = nmk_json_get(v, "summary");
+    struct json_object *most = nmk_json_get(v, "max_tokens");
+    if (effort && nmk_request_effort(j, "reasoning.effort", effort)) return -1;
+    if (summary && !c_string(summary)) return wrong_type(j, "reasoning.summary", "a string", summary);
+    if (!most) return 0;
+    if (!whole(most, &tokens)) return wrong_type(j, "reasoning.max_tokens", "an integer", most);
+    if (tokens < 1 || tokens > INT_MAX) return invalid(j, "reasoning.max_tokens", "expected at least 1 token");
+    j->r->thinking_tokens = (int)tokens;
+    return 0;
+}
+
+struct json_object *nmk_request_keep(job *j, struct json_object *made) {
+    if (!j->r->made) j->r->made = json_object_new_array();
+    json_object_array_add(j->r->made, made);
+    return made;
 }
 
 /* A constraint, which would be broken if it were ignored; an empty one constrains nothing. */
@@ -162,6 +201,14 @@ static int refuse_true(job *j, const char *name, struct json_object *v) {
 static int refuse_text(job *j, const char *name, struct json_object *v) {
     if (!is(v, json_type_string)) return wrong_type(j, name, "a string", v);
     return json_object_get_string_len(v) ? unsupported(j, name, "this server does not have it") : 0;
+}
+
+/* 0 and an empty list are nothing. */
+static int refuse_some(job *j, const char *name, struct json_object *v) {
+    int64_t number;
+    if (is(v, json_type_array) && !length(v)) return 0;
+    if (whole(v, &number) && !number) return 0;
+    return unsupported(j, name, "this server does not have it here");
 }
 
 static int refuse_any(job *j, const char *name, struct json_object *v) {
@@ -251,21 +298,7 @@ static int take_tool_choice(job *j, const char *name, struct json_object *v) {
 
 /* ---------------------------------------------------------------- messages */
 
-typedef struct {
-    job *j;
-    struct json_object *message;
-    size_t index;
-    char where[112];
-} place;
-
-/* "messages[3]" and what follows. */
-static const char *path(place *p, const char *rest) {
-    snprintf(p->where, sizeof p->where, "messages[%zu]%s", p->index, rest);
-    return p->where;
-}
-
-/* Makes of the content one string. */
-static int flatten(place *p) {
+int nmk_request_flatten(place *p) {
     struct json_object *content = nmk_json_get(p->message, "content");
     if (is(content, json_type_string)) return 0;
     if (content && !is(content, json_type_array))
@@ -314,10 +347,10 @@ out:
 }
 
 /* Templates write arguments as JSON: an object becomes one; what is none (a call that was cut) stays a string. */
-static int take_arguments(place *p, struct json_object *function, const char *where) {
+int nmk_request_arguments(job *j, struct json_object *function, const char *where) {
     struct json_object *v = nmk_json_get(function, "arguments"), *object = NULL;
     if (is(v, json_type_object)) return 0;
-    if (v && !is(v, json_type_string)) return wrong_type(p->j, where, "a string", v);
+    if (v && !is(v, json_type_string)) return wrong_type(j, where, "a string", v);
     nmk_text t = v ? text_of(v) : (nmk_text){"", 0};
     if (t.bytes == strspn(t.data, " \t\r\n"))
         object = json_object_new_object();
@@ -358,7 +391,7 @@ static int take_calls(place *p) {
         const char *name = c_string(nmk_json_get(function, "name"));
         if (!name || !*name) return invalid(p->j, path(p, rest), "expected the function's name as a string");
         snprintf(rest, sizeof rest, ".tool_calls[%zu].function.arguments", i);
-        if (take_arguments(p, function, path(p, rest))) return -1;
+        if (nmk_request_arguments(p->j, function, path(p, rest))) return -1;
     }
     return 0;
 }
@@ -369,7 +402,7 @@ static int take_messages(job *j, const char *name, struct json_object *v) {
     if (!is(v, json_type_array)) return wrong_type(j, name, "an array", v);
     if (!length(v)) return invalid(j, name, "expected at least one message");
     for (size_t i = 0; i < length(v); i++) {
-        place p = {.j = j, .message = at(v, i), .index = i};
+        place p = {.j = j, .list = name, .message = at(v, i), .index = i};
         if (!is(p.message, json_type_object)) return wrong_type(j, path(&p, ""), "an object", p.message);
         struct json_object *said = nmk_json_get(p.message, "role");
         const char *role = c_string(said);
@@ -388,7 +421,7 @@ static int take_messages(job *j, const char *name, struct json_object *v) {
             struct json_object *text = nmk_json_get(p.message, texts[k]);
             if (text && !is(text, json_type_string)) return wrong_type(j, path(&p, rest), "a string", text);
         }
-        if (flatten(&p) || take_calls(&p)) return -1;
+        if (nmk_request_flatten(&p) || take_calls(&p)) return -1;
     }
     j->r->messages = v;
     return 0;
@@ -432,11 +465,14 @@ static int take_tokens(job *j, const char *name, struct json_object *v) {
 enum {
     CHAT = 1 << NMK_BODY_CHAT,
     TEXT = 1 << NMK_BODY_COMPLETION,
+    RESP = 1 << NMK_BODY_RESPONSE,
+    MSG = 1 << NMK_BODY_MESSAGE,
+    COUNT = 1 << NMK_BODY_COUNT,
     TOK = 1 << NMK_BODY_TOKENIZE,
     DETOK = 1 << NMK_BODY_DETOKENIZE,
-    GEN = CHAT | TEXT,
-    TEMPLATE = CHAT | TOK,
-    ALL = GEN | TOK | DETOK
+    GEN = CHAT | TEXT | RESP | MSG,
+    TEMPLATE = CHAT | RESP | MSG | COUNT | TOK,
+    ALL = GEN | COUNT | TOK | DETOK
 };
 
 typedef enum { BOOL, INT, NUMBER, STRING, SHAPE } type;
@@ -466,7 +502,13 @@ typedef struct {
 static const field fields[] = {
     /* name                   endpoints type     low      high  default  goes to */
     {"model",                 ALL,      STRING,    0,        0,   0, R(model)},
-    {"messages",              TEMPLATE, SHAPE,     .take = take_messages},
+    {"messages",              CHAT|TOK, SHAPE,     .take = take_messages},
+    {"messages",             MSG|COUNT, SHAPE,     .take = nmk_messages_messages},
+    {"system",               MSG|COUNT, SHAPE,     .take = nmk_messages_system},
+    {"input",                 RESP,     SHAPE,     .take = nmk_responses_input},
+    {"instructions",          RESP,     STRING,    0,        0,   0, R(instructions)},
+    {"previous_response_id",  RESP,     STRING,    0,        0,   0, R(previous)},
+    {"store",                 RESP,     BOOL,      0,        1,   1, R(store)},
     {"prompt",                TEXT|TOK, SHAPE,     .take = take_prompt},
     {"tokens",                DETOK,    SHAPE,     .take = take_tokens},
 
@@ -478,23 +520,26 @@ static const field fields[] = {
     {"frequency_penalty",     GEN,      NUMBER,   -2,        2,   0, S(frequency_penalty)},
     {"repetition_penalty",    GEN,      NUMBER, TINY,      100,   1, S(repetition_penalty)},
     {"logit_bias",            GEN,      SHAPE,     .take = take_logit_bias},
-    {"n",                     GEN,      INT, 1, MOST_CHOICES,     1, S(n)},
+    {"n",                CHAT|TEXT,     INT, 1, MOST_CHOICES,     1, S(n)},
     {"seed",                  GEN,      SHAPE,     .take = take_seed},
     {"best_of",               TEXT,     INT, 1, MOST_CHOICES,     0, J(best_of)},
 
     {"logprobs",              CHAT,     BOOL,      0,        1,   0, J(chat_logprobs)},
     {"top_logprobs",          CHAT,     INT,       0,  INT_MAX,  -1, J(top_logprobs)},
+    {"top_logprobs",          RESP,     SHAPE,     .take = refuse_some},
     {"logprobs",              TEXT,     INT,       0,  INT_MAX,  -1, J(text_logprobs)},
-    {"return_tokens_as_token_ids", GEN, BOOL,      0,        1,   0, S(tokens_as_ids)},
+    {"return_tokens_as_token_ids", CHAT|TEXT, BOOL,      0,        1,   0, S(tokens_as_ids)},
     {"prompt_logprobs",       GEN,      SHAPE,     .take = refuse_any},
 
-    {"stop",                  GEN,      SHAPE,     .take = take_stop},
+    {"stop",        CHAT|TEXT|RESP,     SHAPE,     .take = take_stop},
+    {"stop_sequences",        MSG,      SHAPE,     .take = take_stop},
     {"stop_token_ids",        GEN,      SHAPE,     .take = take_stop_ids},
     {"include_stop_str_in_output", GEN, BOOL,      0,        1,   0, S(keep_stop)},
     {"ignore_eos",            GEN,      BOOL,      0,        1,   0, S(ignore_eos)},
     {"min_tokens",            GEN,      INT,       0,  INT_MAX,   0, S(min_tokens)},
-    {"max_tokens",            GEN,      INT,       1,  INT_MAX,   0, S(max_tokens)},
+    {"max_tokens",   CHAT|TEXT|MSG,     INT,       1,  INT_MAX,   0, S(max_tokens)},
     {"max_completion_tokens", CHAT,     INT,       1,  INT_MAX,   0, J(max_completion_tokens)},
+    {"max_output_tokens",     RESP,     INT,       1,  INT_MAX,   0, S(max_tokens)},
 
     {"stream",                GEN,      BOOL,      0,        1,   0, R(stream)},
     {"stream_options",        GEN,      SHAPE,     .take = take_stream_options},
@@ -504,15 +549,31 @@ static const field fields[] = {
     {"return_token_strs",     TOK,      BOOL,      0,        1,   0, R(token_strings)},
     {"cache_salt",            GEN,      STRING,    0,        0,   0, R(cache_salt)},
 
-    {"tools",                 TEMPLATE, SHAPE,     .take = take_tools},
+    {"tools",                 CHAT|TOK, SHAPE,     .take = take_tools},
+    {"tools",                 RESP,     SHAPE,     .take = nmk_responses_tools},
+    {"tools",                MSG|COUNT, SHAPE,     .take = nmk_messages_tools},
     {"tool_choice",           CHAT,     SHAPE,     .take = take_tool_choice},
-    {"parallel_tool_calls",   CHAT,     BOOL,      0,        1,   1, R(parallel_tool_calls)},
-    {"reasoning_effort",      TEMPLATE, SHAPE,     .take = take_effort},
-    {"include_reasoning",     CHAT,     BOOL,      0,        1,   1, R(include_reasoning)},
+    {"tool_choice",           RESP,     SHAPE,     .take = nmk_responses_tool_choice},
+    {"tool_choice",          MSG|COUNT, SHAPE,     .take = nmk_messages_tool_choice},
+    {"parallel_tool_calls",  CHAT|RESP|MSG, BOOL,      0,        1,   1, R(parallel_tool_calls)},
+    {"reasoning_effort",      TEMPLATE, SHAPE,     .take = nmk_request_effort},
+    {"reasoning",            CHAT|RESP, SHAPE,     .take = take_reasoning},
+    {"thinking",             TEMPLATE,  SHAPE,     .take = take_thinking},
+    {"thinking_token_budget", CHAT|RESP|MSG, INT,  0,  INT_MAX,  -1, R(thinking_tokens)},
+    {"include_reasoning",  CHAT|RESP|MSG, BOOL,      0,        1,   1, R(include_reasoning)},
     {"chat_template_kwargs",  TEMPLATE, SHAPE,     .take = take_kwargs},
     {"add_generation_prompt", TEMPLATE, BOOL,      0,        1,   1, R(add_generation_prompt)},
 
-    {"response_format",       GEN,      SHAPE,     .take = take_response_format},
+    {"text",                  RESP,     SHAPE,     .take = nmk_responses_text},
+    {"include",               RESP,     SHAPE,     .take = nmk_responses_include},
+    {"truncation",            RESP,     SHAPE,     .take = nmk_responses_truncation},
+    {"output_config",        MSG|COUNT, SHAPE,     .take = nmk_messages_output_config},
+    {"output_format",         MSG,      SHAPE,     .take = nmk_messages_output_format},
+    {"background",            RESP,     SHAPE,     .take = refuse_true},
+    {"conversation",          RESP,     SHAPE,     .take = refuse_any},
+    {"container",             MSG,      SHAPE,     .take = refuse_any},
+    {"mcp_servers",          MSG|COUNT, SHAPE,     .take = refuse_some},
+    {"response_format",   CHAT|TEXT,      SHAPE,     .take = take_response_format},
     {"structured_outputs",    GEN,      SHAPE,     .take = refuse},
     {"guided_json",           GEN,      SHAPE,     .take = refuse},
     {"guided_regex",          GEN,      SHAPE,     .take = refuse},
@@ -524,6 +585,7 @@ static const field fields[] = {
     {"bad_words",             GEN,      SHAPE,     .take = refuse},
     {"allowed_token_ids",     GEN,      SHAPE,     .take = refuse},
     {"truncate_prompt_tokens",GEN|TOK,  SHAPE,     .take = refuse_any},
+    {"prompt",                RESP,     SHAPE,     .take = refuse_any},
     {"suffix",                TEXT,     SHAPE,     .take = refuse_text},
     {"chat_template",         TEMPLATE, SHAPE,     .take = refuse_text},
     {"continue_final_message",TEMPLATE, SHAPE,     .take = refuse_true},
@@ -589,6 +651,12 @@ static int take(job *j, const field *f, struct json_object *v) {
     return -1;
 }
 
+int nmk_request_take(job *j, const char *name, struct json_object *v) {
+    for (size_t i = 0; i < FIELDS; i++)
+        if (fields[i].bodies & CHAT && !strcmp(fields[i].name, name)) return take(j, &fields[i], v);
+    return -1;
+}
+
 /* ---------------------------------------------------------------- limits and defaults */
 
 void nmk_request_limits_init(nmk_request_limits *l, int vocab) {
@@ -632,16 +700,26 @@ static int check_logprobs(job *j) {
     return 0;
 }
 
-/* reasoning_effort reaches the template as one of its variables; one given there stays. */
-static void pass_effort(nmk_api_request *r) {
-    static const char name[] = "chat_template_kwargs", effort[] = "reasoning_effort";
-    if (!r->reasoning_effort) return;
+/* A variable of the template; one that the request gives itself stays. */
+static void pass(nmk_api_request *r, const char *variable, struct json_object *value) {
+    static const char name[] = "chat_template_kwargs";
     if (!r->chat_template_kwargs) {
         r->chat_template_kwargs = json_object_new_object();
         json_object_object_add(r->root, name, r->chat_template_kwargs);
     }
-    if (!json_object_object_get_ex(r->chat_template_kwargs, effort, NULL))
-        json_object_object_add(r->chat_template_kwargs, effort, json_object_new_string(r->reasoning_effort));
+    if (json_object_object_get_ex(r->chat_template_kwargs, variable, NULL))
+        json_object_put(value);
+    else
+        json_object_object_add(r->chat_template_kwargs, variable, value);
+}
+
+/* Templates know one or the other: an effort, or a switch. */
+static void pass_thinking(nmk_api_request *r) {
+    if (r->thinking == NMK_THINKING_OFF) r->reasoning_effort = "none";
+    if (r->reasoning_effort) pass(r, "reasoning_effort", json_object_new_string(r->reasoning_effort));
+    if (r->reasoning_effort && !strcmp(r->reasoning_effort, "none")) r->thinking = NMK_THINKING_OFF;
+    if (r->thinking != NMK_THINKING_AS_IS)
+        pass(r, "enable_thinking", json_object_new_boolean(r->thinking == NMK_THINKING_ON));
 }
 
 /* As vLLM reads it: next to nothing is greedy, and what would make infinities of logits is raised. */
@@ -656,6 +734,8 @@ static int check(job *j) {
     nmk_api_request *r = j->r;
     nmk_sampling *s = &r->sampling;
     bool generates = (1u << r->body) & GEN;
+    if (r->body == NMK_BODY_RESPONSE && nmk_responses_check(j)) return -1;
+    if (((1u << r->body) & (MSG | COUNT)) && nmk_messages_check(j)) return -1;
     if (r->body == NMK_BODY_CHAT && !r->messages) return missing(j, "messages");
     if (r->body == NMK_BODY_COMPLETION && !r->prompt_count) return missing(j, "prompt");
     if (r->body == NMK_BODY_TOKENIZE && !r->prompt_count == !r->messages)
@@ -706,7 +786,7 @@ int nmk_request_parse(nmk_api_request *r, nmk_body body, const char *text, size_
         if (v && take(&j, &fields[i], v)) goto out;
     }
     if (check(&j)) goto out;
-    pass_effort(r);
+    pass_thinking(r);
     /* A chat template writes BOS itself. */
     if (r->messages && !nmk_json_get(r->root, "add_special_tokens")) r->add_special_tokens = false;
     rc = 0;
@@ -722,14 +802,18 @@ void nmk_request_free(nmk_api_request *r) {
     free(r->sampling.bias);
     free(r->sampling.stop);
     free(r->sampling.stop_id);
+    json_object_put(r->made);
     json_object_put(r->root);
     *r = (nmk_api_request){0};
 }
 
 int nmk_request_fit(const nmk_api_request *r, size_t prompt_tokens, int context, nmk_api_error *e) {
-    const char *what = r->messages ? "messages" : "prompt";
+    const char *what = r->body == NMK_BODY_RESPONSE ? "input" : r->messages ? "messages" : "prompt";
     if (!prompt_tokens)
         return nmk_api_fail(e, 400, what, "invalid_value", "Invalid value for '%s': it has no tokens.", what);
+    if (prompt_tokens >= (size_t)context && r->body == NMK_BODY_MESSAGE) /* in the words that its clients look for */
+        return nmk_api_fail(e, 400, NULL, "context_length_exceeded", "prompt is too long: %zu tokens > %d maximum",
+                            prompt_tokens, context - 1);
     if (prompt_tokens >= (size_t)context)
         return nmk_api_fail(
             e, 400, what, "context_length_exceeded",

@@ -10,6 +10,7 @@
 #define NMK_REQUEST_H
 
 #include "json.h"
+#include "kept.h"
 #include "nmk.h"
 #include "reply.h"
 #include "stop.h"
@@ -41,7 +42,18 @@ typedef struct {
     int max_tokens; /* 0: as many as fit */
 } nmk_sampling;
 
-typedef enum { NMK_BODY_CHAT, NMK_BODY_COMPLETION, NMK_BODY_TOKENIZE, NMK_BODY_DETOKENIZE } nmk_body;
+typedef enum {
+    NMK_BODY_CHAT,
+    NMK_BODY_COMPLETION,
+    NMK_BODY_RESPONSE, /* /v1/responses */
+    NMK_BODY_MESSAGE,  /* /v1/messages */
+    NMK_BODY_COUNT,    /* /v1/messages/count_tokens */
+    NMK_BODY_TOKENIZE,
+    NMK_BODY_DETOKENIZE
+} nmk_body;
+
+/* Whether the template is to let the model think. */
+typedef enum { NMK_THINKING_AS_IS, NMK_THINKING_OFF, NMK_THINKING_ON } nmk_thinking;
 
 /* A prompt of /v1/completions or /tokenize: a text, or token ids. */
 typedef struct {
@@ -52,20 +64,23 @@ typedef struct {
 /* All pointers are into `root` or owned by the struct. */
 typedef struct {
     nmk_body body;
-    struct json_object *root;
-    const char *model; /* NULL: not said */
+    struct json_object *root, *made; /* made: what its fields became */
+    const char *model;               /* NULL: not said */
     nmk_sampling sampling;
     bool stream, include_usage;
 
-    /* Chat, and /tokenize with messages.  Of each message: role is a known one; content is a string, "" for null or
-     * none, the parts of a list joined; tool_calls is a list with something in it or absent; arguments are an object if
-     * the string was one, else the string as it came.  Reasoning is passed on as it came. */
+    /* Chat, and /tokenize with messages.  Responses and messages are read as chats.  Of each message: role is a known
+     * one; content is a string, "" for null or none, the parts of a list joined; tool_calls is a list with something in
+     * it or absent; arguments are an object if the string was one, else the string as it came.  Reasoning is passed on
+     * as it came. */
     struct json_object *messages;
     struct json_object *tools;    /* NULL: none; each {"type": "function", "function": {"name": ..., ...}} */
     bool tool_choice_none;        /* no calls, whatever the model says */
     bool parallel_tool_calls;     /* false: the first call only */
     bool include_reasoning;       /* false: reasoning is not sent */
     const char *reasoning_effort; /* NULL: not said */
+    nmk_thinking thinking;
+    int thinking_tokens;                      /* a cap on reasoning; -1: none */
     struct json_object *chat_template_kwargs; /* with reasoning_effort in it; NULL: none */
     bool add_generation_prompt;
 
@@ -79,6 +94,12 @@ typedef struct {
     bool token_strings; /* /tokenize: return_token_strs */
     nmk_ids tokens;     /* /detokenize */
 
+    /* Responses. */
+    const char *instructions;
+    const char *previous;      /* the response that this one follows; NULL: none */
+    bool store;                /* the response is kept */
+    struct json_object *input; /* its own items, as they came */
+
     const char *cache_salt; /* NULL: none; requests with different salts share no cached prefix */
 } nmk_api_request;
 
@@ -88,6 +109,8 @@ typedef struct {
     int vocab;             /* token ids are below it */
     int max_logprobs;      /* alternatives */
     int max_choices;       /* prompts times n */
+    nmk_kept *kept;        /* earlier responses; NULL: none */
+    int key;               /* whose they are */
 } nmk_request_limits;
 
 /* The table's defaults, NMK_TOP_LOGPROBS alternatives, and as many choices as `n` may ask for. */

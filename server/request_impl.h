@@ -6,6 +6,7 @@
 #define NMK_REQUEST_IMPL_H
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "request.h"
@@ -16,7 +17,23 @@ typedef struct {
     nmk_api_error *e;
     bool chat_logprobs, has_options;
     int top_logprobs, text_logprobs, max_completion_tokens, best_of;
+    struct json_object *system; /* of messages: a text */
 } job;
+
+/* One message or item of a list. */
+typedef struct {
+    job *j;
+    const char *list; /* what the list is called */
+    struct json_object *message;
+    size_t index;
+    char where[112];
+} place;
+
+/* "messages[3]" and what follows. */
+static inline const char *path(place *p, const char *rest) {
+    snprintf(p->where, sizeof p->where, "%s[%zu]%s", p->list, p->index, rest);
+    return p->where;
+}
 
 /* ---------------------------------------------------------------- refusals */
 
@@ -81,5 +98,39 @@ static inline size_t length(struct json_object *array) { return json_object_arra
 static inline struct json_object *at(struct json_object *array, size_t i) {
     return json_object_array_get_idx(array, i);
 }
+
+/* ---------------------------------------------------------------- chat completions' fields */
+
+/* Takes a value as if it were that field of a chat completion. */
+int nmk_request_take(job *j, const char *field, struct json_object *v);
+
+/* Makes of the message's content one string. */
+int nmk_request_flatten(place *p);
+
+/* The arguments of `function` (of a call, at `where`) become an object if they say one. */
+int nmk_request_arguments(job *j, struct json_object *function, const char *where);
+
+/* reasoning_effort, for the template. */
+int nmk_request_effort(job *j, const char *name, struct json_object *v);
+
+/* The request owns it from now on. */
+struct json_object *nmk_request_keep(job *j, struct json_object *made);
+
+/* What the table of request.c calls; name: the field's. */
+int nmk_responses_input(job *j, const char *name, struct json_object *v);
+int nmk_responses_tools(job *j, const char *name, struct json_object *v);
+int nmk_responses_tool_choice(job *j, const char *name, struct json_object *v);
+int nmk_responses_text(job *j, const char *name, struct json_object *v);
+int nmk_responses_include(job *j, const char *name, struct json_object *v);
+int nmk_responses_truncation(job *j, const char *name, struct json_object *v);
+int nmk_responses_check(job *j); /* puts instructions and what came before in front of the messages */
+
+int nmk_messages_messages(job *j, const char *name, struct json_object *v);
+int nmk_messages_system(job *j, const char *name, struct json_object *v);
+int nmk_messages_tools(job *j, const char *name, struct json_object *v);
+int nmk_messages_tool_choice(job *j, const char *name, struct json_object *v);
+int nmk_messages_output_config(job *j, const char *name, struct json_object *v);
+int nmk_messages_output_format(job *j, const char *name, struct json_object *v);
+int nmk_messages_check(job *j);
 
 #endif

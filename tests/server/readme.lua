@@ -89,6 +89,7 @@ for name, rest in t.read("server/request.c"):gmatch('\n    {"([%w_]+)", *([^\n]*
     (rest:find("= refuse") and refused or taken)[name] = true
   end
 end
+for name in pairs(taken) do refused[name] = nil end -- elsewhere it is taken
 for _, row in ipairs(rows_of("| fields |")) do
   if row[1]:find("^ refused ") then quoted(declined, row[2], "^[%w_]+$")
   else quoted(documented, row[1], "^[%w_]+$") end

@@ -53,17 +53,17 @@ static void errors(void) {
     nmk_api_error e;
     nmk_buf b = {0};
     nmk_api_fail(&e, 400, "temperature", "invalid_value", "Too \"hot\": %d", 3);
-    nmk_reply_error(&e, &b);
+    nmk_reply_error(NMK_REPLY_CHAT, &e, &b);
     same("error", &b,
          "{\"error\":{\"message\":\"Too \\\"hot\\\": 3\",\"type\":\"invalid_request_error\",\"param\":\"temperature\","
          "\"code\":\"invalid_value\"}}");
     nmk_api_fail(&e, 401, NULL, "invalid_api_key", "Who are you?");
-    nmk_reply_error(&e, &b);
+    nmk_reply_error(NMK_REPLY_CHAT, &e, &b);
     same("error without param", &b,
          "{\"error\":{\"message\":\"Who are you?\",\"type\":\"authentication_error\",\"param\":null,\"code\":"
          "\"invalid_api_key\"}}");
     nmk_api_fail(&e, 500, NULL, NULL, "Broken");
-    nmk_reply_error(&e, &b);
+    nmk_reply_error(NMK_REPLY_CHAT, &e, &b);
     same("error without code", &b,
          "{\"error\":{\"message\":\"Broken\",\"type\":\"server_error\",\"param\":null,\"code\":null}}");
 }
@@ -94,21 +94,21 @@ static void chat_stream(void) {
     nmk_stream_open(&s, &b);
     nmk_stream_content(&s, 0, "", 0, &b);
     nmk_stream_reasoning(&s, 0, "", 0, &b);
-    nmk_stream_arguments(&s, 0, 0, "", 0, &b);
+    nmk_stream_arguments(&s, 0, "", 0, &b);
     same("nothing to say, no chunk", &b, "");
     nmk_stream_reasoning(&s, 0, "Hm", 2, &b);
     same("reasoning", &b, CHUNK "{\"index\":0,\"delta\":{\"reasoning_content\":\"Hm\",\"reasoning\":\"Hm\"}" TAIL);
     nmk_stream_content(&s, 0, "Hi\n", 3, &b);
     same("content", &b, CHUNK "{\"index\":0,\"delta\":{\"content\":\"Hi\\n\"}" TAIL);
-    nmk_stream_call(&s, 0, 0, "call_1", "f", &b);
+    nmk_stream_call(&s, 0, "call_1", "f", &b);
     same("call", &b,
          CHUNK "{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"id\":\"call_1\",\"type\":\"function\","
                "\"function\":{\"name\":\"f\",\"arguments\":\"\"}}]}" TAIL);
-    nmk_stream_arguments(&s, 0, 0, "{\"a\":", 5, &b);
+    nmk_stream_arguments(&s, 0, "{\"a\":", 5, &b);
     same("arguments", &b,
          CHUNK
          "{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"a\\\":\"}}]}" TAIL);
-    nmk_stream_finish(&s, 0, NMK_ENDED_TOOL_CALLS, &b);
+    nmk_stream_finish(&s, 0, NMK_ENDED_TOOL_CALLS, NULL, 0, &b);
     same("finish", &b, CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"tool_calls\"}]}\n\n");
     nmk_usage u = {10, 5, 4, 2};
     nmk_stream_close(&s, &u, &b);
@@ -126,11 +126,11 @@ static void other_streams(void) {
     same("the role comes first by itself", &b,
          CHUNK "{\"index\":1,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" TAIL CHUNK
                "{\"index\":1,\"delta\":{\"content\":\"x\"}" TAIL);
-    nmk_stream_finish(&s, 0, NMK_ENDED_LENGTH, &b);
+    nmk_stream_finish(&s, 0, NMK_ENDED_LENGTH, NULL, 0, &b);
     same("even before a finish", &b,
          CHUNK "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}" TAIL CHUNK
                "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"length\"}]}\n\n");
-    nmk_stream_finish(&s, 1, NMK_ENDED_STOP, &b);
+    nmk_stream_finish(&s, 1, NMK_ENDED_STOP, NULL, 0, &b);
     nmk_buf_free(&b);
     nmk_stream_close(&s, NULL, &b);
     same("no usage unless asked for", &b, "data: [DONE]\n\n");
@@ -148,7 +148,7 @@ static void other_streams(void) {
     s = stream(NMK_REPLY_TEXT, 1);
     nmk_stream_open(&s, &b);
     nmk_stream_content(&s, 0, "x", 1, &b);
-    nmk_stream_finish(&s, 0, NMK_ENDED_STOP, &b);
+    nmk_stream_finish(&s, 0, NMK_ENDED_STOP, NULL, 0, &b);
     same("a completion's stream", &b,
          "data: " HEAD("text_completion") "{\"index\":0,\"text\":\"x\"" TAIL "data: " HEAD(
              "text_completion") "{\"index\":0,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"stop\"}]}\n\n");
@@ -163,7 +163,7 @@ static void whole(void) {
     "{\"cached_tokens\":0},\"completion_tokens_details\":{\"reasoning_tokens\":0}}}"
     nmk_reply_choice c[2] = {{.ended = NMK_ENDED_STOP}, {.ended = NMK_ENDED_TOOL_CALLS}};
     nmk_buf b = {0};
-    nmk_buf_puts(&c[0].reasoning, "why");
+    nmk_reply_choice_text(&c[0], NMK_ITEM_REASONING, "why", 3);
     nmk_reply_choice_call(&c[1], "call_1", "f");
     nmk_reply_choice_arguments(&c[1], "{}", 2);
     nmk_reply_choice_call(&c[1], "call_2", "g");
@@ -184,7 +184,7 @@ static void whole(void) {
     nmk_reply_choice_free(&c[1]);
     r.kind = NMK_REPLY_TEXT;
     c[0].ended = NMK_ENDED_LENGTH;
-    nmk_buf_puts(&c[0].content, "x [");
+    nmk_reply_choice_text(&c[0], NMK_ITEM_TEXT, "x [", 3);
     nmk_reply_whole(&r, c, 1, &u, &b);
     same(
         "a completion", &b,
@@ -226,7 +226,7 @@ static void logprobs(void) {
     nmk_stream_content(&s, 0, "b", 1, &b);
     same("they go out once", &b, CHUNK "{\"index\":0,\"delta\":{\"content\":\"b\"}" TAIL);
     nmk_stream_logprobs(&s, list + 1, 1);
-    nmk_stream_finish(&s, 0, NMK_ENDED_STOP, &b);
+    nmk_stream_finish(&s, 0, NMK_ENDED_STOP, NULL, 0, &b);
     same("what is left goes with the finish", &b,
          CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":{\"content\":[{\"token\":\"\xef\xbf\xbd\",\"logprob\":-9999.0,"
                "\"bytes\":[169],\"top_logprobs\":[]}],\"refusal\":null},\"finish_reason\":\"stop\"}]}\n\n");

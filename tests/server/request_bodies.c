@@ -627,7 +627,7 @@ static void anything(void) {
             nmk_request_free(&r);
         } else {
             nmk_buf out = {0};
-            nmk_reply_error(&e, &out);
+            nmk_reply_error(NMK_REPLY_CHAT, &e, &out);
             struct json_object *o = nmk_json_parse(out.data, out.length, NULL);
             if (e.status != 400 || !e.message[0] || !o) good = false;
             json_object_put(o);

@@ -1,91 +1,6 @@
-/* server/api.c over a batch that the test plays: what the engine rarely does, and any text from the model.
- * The functions of batch.h below stand in for those of server/batch.c. */
+/* server/api.c over a batch that the test plays: what the engine rarely does, and any text from the model. */
 #define _GNU_SOURCE /* memmem */
-#include <pthread.h>
-#include <stdatomic.h>
-
-#include "api.h"
-#include "serve_helper.h"
-
-enum { MOST = 512 };
-
-/* What was submitted; by its id - 1. */
-static nmk_batch_request submitted[MOST];
-static atomic_int submits, cancels;
-static atomic_int waiting;
-static _Atomic bool lost;
-
-int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nmk_err *e) {
-    (void)b;
-    if (lost) return nmk_fail(e, "the engine is lost");
-    submitted[submits] = *rq;
-    *id = (uint64_t)submits + 1;
-    submits++;
-    return 0;
-}
-
-void nmk_batch_cancel(nmk_batch *b, uint64_t id) { (void)b, (void)id, cancels++; }
-
-void nmk_batch_read_stats(nmk_batch *b, nmk_batch_stats *s) {
-    (void)b;
-    *s = (nmk_batch_stats){.lost = lost, .waiting = waiting};
-}
-
-int nmk_batch_trace(nmk_batch *b, int steps, bool wait, nmk_batch_tasks_fn on_tasks, void *user, nmk_err *e) {
-    (void)b, (void)steps, (void)wait, (void)on_tasks, (void)user;
-    return nmk_fail(e, "no steps here");
-}
-
-/* ---------------------------------------------------------------- */
-
-static nmk_tokenizer *tokenizer;
-static nmk_http *http;
-static int port;
-
-static void *loop(void *unused) {
-    nmk_err e;
-    (void)unused;
-    if (nmk_http_run(http, &e) < 0) printf("not ok - nmk_http_run: %s\n", e.text);
-    return NULL;
-}
-
-/* Posts, and waits until `count` sequences were submitted in all. */
-static int begin(const char *path, const char *body, int count) {
-    int fd = request_open(port, "POST", path, "", body);
-    for (int i = 0; i < 2000 && submits < count; i++) usleep(1000);
-    if (submits < count) check(false, "submitted", "%d of %d", (int)submits, count);
-    return fd;
-}
-
-static void token(int id, int32_t t) { submitted[id - 1].on_token(submitted[id - 1].user, t, NULL); }
-static void end(int id, nmk_batch_end how, const char *message) {
-    submitted[id - 1].on_end(submitted[id - 1].user, how, message);
-}
-
-/* The tokens of a text; special tokens by their names. */
-static void say(int id, const char *text) {
-    nmk_ids ids = {0};
-    nmk_err e;
-    if (nmk_tokenizer_encode(tokenizer, text, strlen(text), NMK_PARSE_SPECIAL, &ids, &e)) exit(1);
-    for (size_t i = 0; i < ids.count; i++) token(id, ids.id[i]);
-    nmk_ids_free(&ids);
-}
-
-/* The same with log-probabilities: the one of the nth token is -n / 16, its alternatives are the token and ids from 0. */
-static void say_likely(int id, const nmk_ids *ids, size_t from, size_t to) {
-    for (size_t i = from; i < to; i++) {
-        nmk_logprobs l = {.chosen = -(float)i / 16, .count = submitted[id - 1].sampler.logprobs - 1};
-        for (int k = 0; k < l.count; k++) l.id[k] = k ? k - 1 : ids->id[i], l.logprob[k] = l.chosen - (float)k;
-        submitted[id - 1].on_token(submitted[id - 1].user, ids->id[i], &l);
-    }
-}
-
-static nmk_ids ids_of(const char *text) {
-    nmk_ids ids = {0};
-    nmk_err e;
-    if (nmk_tokenizer_encode(tokenizer, text, strlen(text), NMK_PARSE_SPECIAL, &ids, &e)) exit(1);
-    return ids;
-}
+#include "played_batch.h"
 
 #define CHAT  "/v1/chat/completions"
 #define TEXT  "/v1/completions"
@@ -452,8 +367,6 @@ static void test_chat_logprobs(void) {
     chat_likely("nothing but markers", "", "<|END_THINKING|><|END_OF_TURN_TOKEN|>", "", "stop");
 }
 
-static void start(int id, int cached) { submitted[id - 1].on_start(submitted[id - 1].user, cached); }
-
 static void test_usage(void) {
     int id = submits + 1, fd = begin(TEXT, "{\"prompt\":[[7,8,9],[7,8,9,10]],\"n\":2,\"max_tokens\":1}", id + 3);
     const int cached[] = {2, 3, 1, 2}; /* the further answers of a prompt find more, but the prompt was sent once */
@@ -661,16 +574,16 @@ static void test_stall(void) {
 }
 
 /* Closing with requests under way leaves nothing behind (the sanitizers' leak check). */
-static void test_close(pthread_t thread, nmk_api *api) {
+static void test_close(void) {
     int id = submits + 1, fd = begin(CHAT, "{\"stream\":true," ASK "}", id);
     say(id, "I");
     nmk_http_drain(http, 0);
-    pthread_join(thread, NULL);
-    nmk_api_stop(api);
+    pthread_join(played_thread, NULL);
+    nmk_api_stop(played_api);
     say(id, " and");
     end(id, NMK_BATCH_CANCEL, NULL);
     nmk_http_close(http);
-    nmk_api_close(api);
+    nmk_api_close(played_api);
     close(fd);
     check(true, "closed while a stream ran", "it was not");
 }
@@ -684,35 +597,10 @@ static void write_template(void) {
 }
 
 int main(void) {
-    static const char *const names[] = {"toy"};
-    static const int32_t stop_ids[] = {4, 2};
-    nmk_err e;
-    nmk_template *chat_template;
-    pthread_t thread;
-    nmk_api *api = nmk_api_new();
-    nmk_http_options ho = {.routes = nmk_api_routes, .route_count = nmk_api_route_count};
-    if (nmk_tokenizer_load("examples/nmc-toy", &tokenizer, &e) ||
-        nmk_template_load("examples/nmc-toy", NULL, &chat_template, &e) ||
-        nmk_http_open(&http, &ho, &nmk_api_callbacks, api, &e)) {
-        printf("not ok - set-up: %s\n", e.text);
-        return 1;
-    }
-    nmk_api_options o = {.tokenizer = tokenizer,
-                         .chat_template = chat_template,
-                         .bos_token = "<BOS_TOKEN>",
-                         .eos_token = "<|END_OF_TURN_TOKEN|>",
-                         .names = names,
-                         .name_count = 1,
-                         .stop_ids = stop_ids,
-                         .stop_count = 2,
-                         .max_len = 4096,
-                         .stall_ms = 50,
-                         .version = "test"};
+    nmk_api_options o = {.stall_ms = 50};
     write_template();
-    nmk_request_limits_init(&o.limits, nmk_tokenizer_size(tokenizer));
-    port = nmk_http_port(http);
-    nmk_api_start(api, http, &o);
-    pthread_create(&thread, NULL, loop, NULL);
+    play(&o, NULL, 0);
+    nmk_template *chat_template = o.chat_template;
     test_calls();
     test_stops();
     test_answers();
@@ -721,13 +609,14 @@ int main(void) {
     test_streamed_logprobs();
     test_chat_logprobs();
     test_usage();
+    nmk_err e;
     o.max_rows = 1;
     if (nmk_template_load(TEMPLATE, NULL, &o.chat_template, &e)) exit(1);
     test_keys(o);
     nmk_template_free(o.chat_template);
     test_failures();
     test_stall();
-    test_close(thread, api);
+    test_close();
     nmk_template_free(chat_template);
     nmk_tokenizer_free(tokenizer);
     return failures != 0;
