@@ -72,8 +72,9 @@ struct job {
     nmk_ids *prompt;
     int *max_tokens;
     int prompt_count;
-    nmk_buf answer; /* of endpoints that do not generate */
-    nmk_buf input;  /* of a response that is kept */
+    nmk_batch_cap cap; /* on reasoning */
+    nmk_buf answer;    /* of endpoints that do not generate */
+    nmk_buf input;     /* of a response that is kept */
 
     choice *choice;
     nmk_reply_choice *said;
@@ -101,6 +102,7 @@ struct nmk_api {
     nmk_http *http;
     nmk_markers markers;
     bool has_markers;
+    nmk_ids end_thinking; /* the tokens that do; none: the model does not think, or not with tokens */
     int64_t created;
     nmk_metrics metrics;
     nmk_buf scratch;
@@ -375,6 +377,32 @@ static int encode_prompts(job *j) {
     return 0;
 }
 
+/* Reasoning that is off or capped, whatever the template makes of it. */
+static int cap_thinking(job *j) {
+    const nmk_api *api = j->api;
+    const nmk_api_request *q = &j->q;
+    const nmk_markers *m = &api->markers;
+    nmk_ids *prompt = &j->prompt[0];
+    if (!q->messages || !api->has_markers || (q->thinking_tokens < 0 && q->thinking != NMK_THINKING_OFF)) return 0;
+    bool open = nmk_markers_thinking(m, api->o.tokenizer, prompt->id, prompt->count);
+    if (!api->end_thinking.count) {
+        if (q->thinking_tokens < 0 || !m->thinks_in_text) return 0;
+        return nmk_api_fail(&j->error, 400, "thinking_token_budget", "unsupported_parameter",
+                            "Reasoning cannot be capped: this model has no token that ends it.");
+    }
+    if (open && (q->thinking == NMK_THINKING_OFF || !q->thinking_tokens)) {
+        for (size_t i = 0; i < api->end_thinking.count; i++) nmk_ids_add(prompt, api->end_thinking.id[i]);
+    } else if (q->thinking_tokens >= 0 && q->thinking != NMK_THINKING_OFF) {
+        /* one that opens it itself says the marker first */
+        j->cap = (nmk_batch_cap){.after = open ? q->thinking_tokens : q->thinking_tokens + 1,
+                                 .opens = open ? -1 : m->start_thinking,
+                                 .closes = m->end_thinking,
+                                 .then = api->end_thinking.id,
+                                 .then_count = (int)api->end_thinking.count};
+    }
+    return 0;
+}
+
 static int prepare(job *j) {
     const nmk_api *api = j->api;
     nmk_api_request *q = &j->q;
@@ -400,7 +428,7 @@ static int prepare(job *j) {
         nmk_reply_tokenize(api->o.tokenizer, &j->prompt[0], q->token_strings, api->o.max_len, &j->answer);
         return 0;
     }
-    if (encode_prompts(j)) return -1;
+    if (encode_prompts(j) || cap_thinking(j)) return -1;
     if (j->body == NMK_BODY_COUNT) {
         nmk_buf_printf(&j->answer, "{\"input_tokens\":%zu}", j->prompt[0].count);
         return 0;
@@ -881,6 +909,7 @@ static int submit(choice *c, nmk_err *e) {
                                  .sampler = sampler_of(s, seed),
                                  .stop_ids = stop,
                                  .stop_count = count,
+                                 .cap = j->cap,
                                  .salt = salt_of(j),
                                  .client = (uint64_t)(j->key + 1),
                                  .exact = s->seeded, /* the same seed, the same text, whatever is cached */
@@ -930,6 +959,7 @@ static void make_choices(job *j) {
     bool chat = j->q.messages != NULL;
     nmk_parser_options options = {.no_calls = !j->q.tools || j->q.tool_choice_none,
                                   .max_calls = j->q.parallel_tool_calls ? 0 : 1,
+                                  .tools = j->q.tools,
                                   .show_special = !j->q.skip_special_tokens};
     while (api->turn_count < j->key + 2) {
         api->turn = xrealloc(api->turn, (size_t)(api->turn_count + 1) * sizeof *api->turn);
@@ -1284,7 +1314,10 @@ void nmk_api_start(nmk_api *api, nmk_http *http, const nmk_api_options *o) {
     api->http = http, api->o = *o;
     if (!api->o.stall_ms) api->o.stall_ms = STALL_MS;
     if (o->kept_bytes) api->kept = nmk_kept_new(o->kept_bytes);
-    api->has_markers = o->tokenizer && nmk_markers_find(&api->markers, o->tokenizer);
+    api->has_markers =
+        o->tokenizer &&
+        nmk_markers_find(&api->markers, o->tokenizer, o->chat_template ? nmk_template_source(o->chat_template) : NULL);
+    if (api->has_markers) nmk_markers_end_thinking(&api->markers, o->tokenizer, &api->end_thinking);
     if (pthread_create(&api->worker, NULL, work, api)) abort(); /* a process that may have no second thread */
     api->has_worker = true;
 }
@@ -1311,6 +1344,7 @@ void nmk_api_close(nmk_api *api) {
     }
     free(api->events), free(api->turn);
     nmk_kept_free(api->kept);
+    nmk_ids_free(&api->end_thinking);
     nmk_buf_free(&api->scratch);
     pthread_cond_destroy(&api->work);
     pthread_mutex_destroy(&api->lock);

@@ -49,6 +49,7 @@ struct request {
     int32_t *token;       /* the prompt and what was generated */
     int token_room;
     int given;        /* tokens that the callback got */
+    bool capped;      /* its cap has not been looked at yet */
     uint64_t started; /* its number among those that got a row; 0: not yet */
     uint64_t life;    /* counts its rows: what steps of an earlier life bring is not its */
     int counted;      /* positions that statistics have */
@@ -125,6 +126,8 @@ static request *new_request(const nmk_batch_request *rq) {
     if (rq->stop_count < 0) r->rq.stop_count = 0;
     r->rq.stop_ids = copy_of(rq->stop_ids, rq->stop_count, sizeof *rq->stop_ids);
     r->rq.sampler.bias = copy_of(rq->sampler.bias, rq->sampler.bias_count, sizeof *rq->sampler.bias);
+    r->rq.cap.then = copy_of(rq->cap.then, rq->cap.then_count, sizeof *rq->cap.then);
+    r->capped = rq->cap.after > 0 && rq->cap.after < rq->max_tokens;
     r->fed = xmalloc((size_t)pages);
     memset(r->fed, rq->exact ? PAGE : NMK_KV_ANY, (size_t)pages);
     return r;
@@ -134,6 +137,7 @@ static void free_request(request *r) {
     if (!r) return;
     free((void *)(uintptr_t)r->rq.stop_ids);
     free((void *)(uintptr_t)r->rq.sampler.bias);
+    free((void *)(uintptr_t)r->rq.cap.then);
     free(r->token), free(r->fed);
     free(r);
 }
@@ -146,7 +150,10 @@ static int slot_of(const nmk_batch *b, const request *r) {
 
 /* The last position whose token is known, which is the next to sample, and the end of all positions it computes. */
 static int known(const request *r) { return r->rq.prompt_tokens - 1 + r->given; }
-static int end_of(const request *r) { return r->rq.prompt_tokens - 1 + r->rq.max_tokens; }
+/* At its cap a row rests until all its tokens are read and the cap is looked at. */
+static int end_of(const request *r) {
+    return r->rq.prompt_tokens - 1 + (r->capped ? r->rq.cap.after : r->rq.max_tokens);
+}
 
 /* Tokens of page p that are fed, if the row itself computes it: all but a prompt's last one. */
 static int own_way(const request *r, int p) {
@@ -731,6 +738,28 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
     return 1;
 }
 
+static bool was_given(const request *r, int32_t token) {
+    for (int i = 0; i < r->given; i++)
+        if (r->token[r->rq.prompt_tokens + i] == token) return true;
+    return false;
+}
+
+/* The row stands at its cap: what has to follow is known now, and is computed without sampling. */
+static void look_at_cap(nmk_batch *b, request *r) {
+    const nmk_batch_cap *cap = &r->rq.cap;
+    const nmk_logprobs certain = {.chosen = 0};
+    r->capped = false;
+    if ((cap->opens >= 0 && !was_given(r, cap->opens)) || was_given(r, cap->closes)) return;
+    r->adjusted = false; /* the machine did not see them */
+    for (int i = 0; i < cap->then_count; i++) {
+        add_token(r, cap->then[i]);
+        if (r->rq.on_token) r->rq.on_token(r->rq.user, cap->then[i], r->rq.sampler.logprobs ? &certain : NULL);
+        if (r->given < r->rq.max_tokens) continue;
+        finish(b, r, NMK_BATCH_LENGTH, NULL);
+        return;
+    }
+}
+
 /* Waits for the oldest step in flight and hands its tokens out. */
 static int read_step(nmk_batch *b, nmk_err *e) {
     const int32_t *out;
@@ -768,6 +797,8 @@ static int read_step(nmk_batch *b, nmk_err *e) {
             finish(b, r, NMK_BATCH_STOP, NULL);
         else if (r->given == r->rq.max_tokens)
             finish(b, r, NMK_BATCH_LENGTH, NULL);
+        else if (r->capped && r->given == r->rq.cap.after)
+            look_at_cap(b, r);
     }
     return rc;
 }

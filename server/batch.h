@@ -53,6 +53,16 @@ typedef enum {
     NMK_BATCH_LOST    /* the engine was lost while the request waited; message says why */
 } nmk_batch_end;
 
+/* A cap on something that the model says, such as its reasoning: once `after` tokens were given, among them `opens` (-1:
+ * it was open from the start) but not `closes`, the tokens `then` follow whatever the model would say, and it goes on
+ * behind them.  They count as given. */
+typedef struct {
+    int after; /* 0: no cap */
+    int32_t opens, closes;
+    const int32_t *then; /* copied */
+    int then_count;
+} nmk_batch_cap;
+
 typedef struct {
     const int32_t *prompt; /* copied; at least one token, and fits the engine's max_len with max_tokens */
     int prompt_tokens;
@@ -60,13 +70,14 @@ typedef struct {
     nmk_sampler sampler;        /* bias is copied */
     const int32_t *stop_ids;    /* copied */
     int stop_count;
+    nmk_batch_cap cap;
     uint64_t salt;   /* requests with different salts share no cached pages */
     uint64_t client; /* whose turn it is in the queue: clients take turns */
     bool exact;      /* uses no cached page of tokens that were generated */
     void *user;
     /* once, when its first position is queued; cached_tokens: those before it, found in the cache; may be NULL */
     void (*on_start)(void *user, int cached_tokens);
-    /* may be NULL; logprobs is good during the call, NULL if not asked for */
+    /* may be NULL; logprobs is good during the call, NULL if not asked for; of a token that a cap put in it is 0 */
     void (*on_token)(void *user, int32_t token, const nmk_logprobs *logprobs);
     /* message: of NMK_BATCH_FAILED and NMK_BATCH_LOST, else NULL */
     void (*on_end)(void *user, nmk_batch_end end, const char *message);

@@ -34,7 +34,12 @@ struct nmk_parser {
     void *user;
 
     nmk_block block;
-    bool cites; /* citations are taken out */
+    const struct tag *tag[4]; /* markers that are text */
+    int tags;
+    nmk_buf tagged, work; /* what may become one; all that is looked at */
+    nmk_buf maybe;        /* what may become a call without a marker */
+    bool acted;           /* there was JSON in this action */
+    bool cites;           /* citations are taken out */
     nmk_utf8 utf8;
     nmk_cite cite;
     nmk_buf text, uncited; /* of the token at hand; without citations */
@@ -255,6 +260,46 @@ static void scan_end(nmk_parser *p) {
 
 /* ---------------------------------------------------------------- text */
 
+/* The next word of a text: 1, and the text goes on behind it; 0: what is there of it is right; -1: it is another. */
+static int word(const char **at, const char *end, const char *wanted) {
+    while (*at < end && blank(**at)) (*at)++;
+    size_t there = (size_t)(end - *at), n = strlen(wanted), m = there < n ? there : n;
+    if (memcmp(*at, wanted, m) != 0) return -1;
+    *at += m;
+    return m == n;
+}
+
+/* Words one after the other. */
+static int words(const char **at, const char *end, const char *const *wanted, int count) {
+    int rc = 1;
+    for (int i = 0; i < count && rc > 0; i++) rc = word(at, end, wanted[i]);
+    return rc;
+}
+
+/* Whether what begins with a brace is a call: 1, 0 (not clear yet), -1. */
+static int is_call(const nmk_parser *p) {
+    static const char *const named[] = {"\"name\"", ":", "\""};
+    static const char *const typed[] = {"\"type\"", ":", "\"function\"", ","};
+    const char *at = p->maybe.data, *end = at + p->maybe.length;
+    if (word(&at, end, "{") <= 0) return -1;
+    const char *first = at;
+    int rc = words(&at, end, typed, 4);
+    if (rc == 0) return 0;
+    if (rc < 0) at = first;
+    if ((rc = words(&at, end, named, 3)) <= 0) return rc;
+    const char *quote = memchr(at, '"', (size_t)(end - at));
+    size_t n = quote ? (size_t)(quote - at) : (size_t)(end - at);
+    bool may = false;
+    for (size_t i = 0; i < json_object_array_length(p->options.tools); i++) {
+        struct json_object *tool = json_object_array_get_idx(p->options.tools, i);
+        const char *name = json_object_get_string(nmk_json_get(nmk_json_get(tool, "function"), "name"));
+        if (strncmp(name, at, n) != 0) continue;
+        if (quote && !name[n]) return 1;
+        may |= !quote;
+    }
+    return may ? 0 : -1;
+}
+
 /* Tells what is held and then the text, as one. */
 static void tell_text(nmk_parser *p, nmk_said_kind kind, const char *text, size_t bytes) {
     if (!p->held.length) {
@@ -266,6 +311,26 @@ static void tell_text(nmk_parser *p, nmk_said_kind kind, const char *text, size_
     nmk_buf_add(&p->out, text, bytes);
     p->held.length = 0;
     tell(p, (nmk_said){.kind = kind, .text = p->out.data, .bytes = p->out.length});
+}
+
+/* What looked like a call is none. */
+static void answer_maybe(nmk_parser *p) {
+    if (!p->maybe.length) return;
+    p->block = NMK_BLOCK_ANSWER;
+    p->answered = true;
+    tell_text(p, NMK_SAID_ANSWER, p->maybe.data, p->maybe.length);
+    p->maybe.length = 0;
+}
+
+static void add_maybe(nmk_parser *p, const char *text, size_t bytes) {
+    nmk_buf_add(&p->maybe, text, bytes);
+    int is = is_call(p);
+    if (is < 0) answer_maybe(p);
+    if (is <= 0) return;
+    p->block = NMK_BLOCK_ACTION;
+    p->acted = true;
+    scan(p, p->maybe.data, p->maybe.length);
+    p->maybe.length = 0;
 }
 
 static void say(nmk_parser *p, const char *text, size_t bytes) {
@@ -283,9 +348,17 @@ static void say(nmk_parser *p, const char *text, size_t bytes) {
         if (p->thought) nmk_buf_add(&p->held, text + end, bytes - end);
         break;
     case NMK_BLOCK_NONE:
+        if (p->maybe.length) {
+            add_maybe(p, text, bytes);
+            break;
+        }
         while (first < bytes && blank(text[first])) first++;
         if (first == bytes) {
             if (p->answered) nmk_buf_add(&p->held, text, bytes);
+            break;
+        }
+        if (p->markers.format == NMK_FORMAT_LLAMA3 && p->options.tools && !p->answered && text[first] == '{') {
+            add_maybe(p, text + first, bytes - first);
             break;
         }
         if (p->answered) first = 0;
@@ -297,7 +370,18 @@ static void say(nmk_parser *p, const char *text, size_t bytes) {
         p->answered = true;
         tell_text(p, NMK_SAID_ANSWER, text, bytes);
         break;
-    case NMK_BLOCK_ACTION: scan(p, text, bytes); break;
+    case NMK_BLOCK_ACTION:
+        while (!p->acted && first < bytes && blank(text[first])) first++;
+        if (first == bytes) break;
+        if (!p->acted && p->markers.format == NMK_FORMAT_LLAMA3 && text[first] != '{' && text[first] != '[') {
+            p->block = NMK_BLOCK_ANSWER; /* code, of tools that are Llama's own */
+            p->answered = true;
+            tell_text(p, NMK_SAID_ANSWER, text + first, bytes - first);
+            break;
+        }
+        p->acted = true;
+        scan(p, text + first, bytes - first);
+        break;
     }
 }
 
@@ -313,21 +397,92 @@ static void take(nmk_parser *p, bool end) {
     say(p, p->uncited.data, p->uncited.length);
 }
 
-/* Ends the block that is open and begins another. */
-static void enter(nmk_parser *p, nmk_block block) {
-    p->text.length = 0;
-    nmk_utf8_end(&p->utf8, &p->text); /* a character whose rest never came */
+/* Says the text at hand as the end of its block, and begins another. */
+static void switch_to(nmk_parser *p, nmk_block block) {
     take(p, true);
+    answer_maybe(p);
     p->held.length = 0;
     if (p->block == NMK_BLOCK_ACTION) scan_end(p);
     p->block = block;
-    p->thought = false;
+    p->thought = p->acted = false;
+}
+
+/* Ends the block that is open and begins another. */
+static void enter(nmk_parser *p, nmk_block block) {
+    p->text.length = 0;
+    nmk_buf_add(&p->text, p->tagged.data, p->tagged.length); /* it became no marker */
+    p->tagged.length = 0;
+    nmk_utf8_end(&p->utf8, &p->text); /* a character whose rest never came */
+    switch_to(p, block);
+}
+
+/* ---------------------------------------------------------------- markers in the text */
+
+static const struct tag {
+    const char *text;
+    nmk_block block;
+    bool opens;
+} tags[] = {{"<think>", NMK_BLOCK_REASONING, true},
+            {"</think>", NMK_BLOCK_REASONING, false},
+            {"<tool_call>", NMK_BLOCK_ACTION, true},
+            {"</tool_call>", NMK_BLOCK_ACTION, false}};
+
+static void take_part(nmk_parser *p, const char *text, size_t bytes) {
+    p->text.length = 0;
+    nmk_buf_add(&p->text, text, bytes);
+    take(p, false);
+    p->text.length = 0;
+}
+
+/* The marker that a text begins with; *part: it may be the beginning of one. */
+static const struct tag *tag_at(const nmk_parser *p, const char *text, size_t bytes, bool *part) {
+    *part = false;
+    for (int i = 0; i < p->tags; i++) {
+        size_t n = strlen(p->tag[i]->text);
+        if (memcmp(text, p->tag[i]->text, n < bytes ? n : bytes) != 0) continue;
+        if (n <= bytes) return p->tag[i];
+        *part = true;
+    }
+    return NULL;
+}
+
+/* The text at hand, with markers in it; in a string of a call they are text. */
+static void take_tagged(nmk_parser *p) {
+    p->work.length = 0;
+    nmk_buf_add(&p->work, p->tagged.data, p->tagged.length);
+    nmk_buf_add(&p->work, p->text.data, p->text.length);
+    p->tagged.length = 0;
+    const char *text = p->work.data;
+    size_t from = 0, n = p->work.length;
+    for (size_t i = 0; i < n; i++) {
+        bool part;
+        const struct tag *t = text[i] == '<' ? tag_at(p, text + i, n - i, &part) : NULL;
+        if (!t && (text[i] != '<' || !part)) continue;
+        take_part(p, text + from, i - from);
+        from = i;
+        if (!t) {
+            nmk_buf_add(&p->tagged, text + i, n - i);
+            return;
+        }
+        if (p->block == NMK_BLOCK_ACTION && within_string(&p->call)) continue;
+        if (t->opens ? p->block != t->block : p->block == t->block) switch_to(p, t->opens ? t->block : NMK_BLOCK_NONE);
+        from = i + strlen(t->text), i = from - 1;
+    }
+    take_part(p, text + from, n - from);
 }
 
 /* ---------------------------------------------------------------- tokens */
 
-bool nmk_markers_find(nmk_markers *m, const nmk_tokenizer *t) {
+/* The first of a list of tokens that is there. */
+static int32_t find_one(const nmk_tokenizer *t, const char *const *names) {
+    int32_t id = -1;
+    for (; *names && id < 0; names++) id = nmk_tokenizer_find(t, *names);
+    return id;
+}
+
+static bool find_cohere(nmk_markers *m, const nmk_tokenizer *t) {
     *m = (nmk_markers){
+        .format = NMK_FORMAT_COHERE,
         .start_thinking = nmk_tokenizer_find(t, "<|START_THINKING|>"),
         .end_thinking = nmk_tokenizer_find(t, "<|END_THINKING|>"),
         .start_text = nmk_tokenizer_find(t, "<|START_TEXT|>"),
@@ -340,6 +495,41 @@ bool nmk_markers_find(nmk_markers *m, const nmk_tokenizer *t) {
         .end_of_turn = nmk_tokenizer_find(t, "<|END_OF_TURN_TOKEN|>"),
     };
     return (m->start_text >= 0 || m->start_response >= 0 || m->start_thinking >= 0) && m->end_of_turn >= 0;
+}
+
+bool nmk_markers_find(nmk_markers *m, const nmk_tokenizer *t, const char *chat_template) {
+    static const char *const ends[] = {"<|im_end|>", "<|eot_id|>", NULL};
+    static const char *const starts[] = {"<|im_start|>", "<|start_header_id|>", NULL};
+    const char *text = chat_template ? chat_template : "";
+    if (find_cohere(m, t)) return true;
+    m->format = NMK_FORMAT_PLAIN;
+    m->start_of_turn = find_one(t, starts), m->end_of_turn = find_one(t, ends);
+    m->start_thinking = nmk_tokenizer_find(t, tags[0].text), m->end_thinking = nmk_tokenizer_find(t, tags[1].text);
+    if (m->start_thinking < 0 || m->end_thinking < 0) {
+        m->start_thinking = m->end_thinking = -1;
+        m->thinks_in_text = strstr(text, tags[1].text);
+    }
+    if (strstr(text, tags[2].text)) {
+        m->format = NMK_FORMAT_HERMES;
+        m->start_action = nmk_tokenizer_find(t, tags[2].text), m->end_action = nmk_tokenizer_find(t, tags[3].text);
+        if (m->start_action < 0 || m->end_action < 0) {
+            m->start_action = m->end_action = -1;
+            m->calls_in_text = true;
+        }
+    } else if (strstr(text, "<|python_tag|>") || strstr(text, "\"parameters\": dictionary")) {
+        m->format = NMK_FORMAT_LLAMA3;
+        m->start_action = nmk_tokenizer_find(t, "<|python_tag|>");
+    }
+    return m->format != NMK_FORMAT_PLAIN || m->start_thinking >= 0 || m->thinks_in_text;
+}
+
+void nmk_markers_end_thinking(const nmk_markers *m, const nmk_tokenizer *t, nmk_ids *ids) {
+    static const char end[] = "\n</think>\n\n"; /* as those who write it themselves do */
+    if (m->end_thinking < 0) return;
+    if (m->format == NMK_FORMAT_COHERE)
+        nmk_ids_add(ids, m->end_thinking);
+    else
+        nmk_tokenizer_encode(t, end, sizeof end - 1, NMK_PARSE_SPECIAL, ids, NULL);
 }
 
 /* Whether a token is a marker that decides which block is open, and which that is. */
@@ -372,27 +562,50 @@ static bool closes(const nmk_markers *m, int32_t token, nmk_block *block) {
     return true;
 }
 
+/* The block that is open at the end of a prompt. */
+static nmk_block block_after(const nmk_markers *m, const nmk_tokenizer *t, const int32_t *prompt, size_t tokens) {
+    enum { TAIL = 64 }; /* tokens in which a template opens or closes reasoning in text */
+    nmk_block block = NMK_BLOCK_NONE, closed;
+    size_t i = tokens;
+    while (i > 0 && !opens(m, prompt[i - 1], &block) && !closes(m, prompt[i - 1], &closed)) i--;
+    if (!m->thinks_in_text) return block;
+    nmk_buf text = {0};
+    if (tokens - i > TAIL) i = tokens - TAIL;
+    nmk_tokenizer_decode(t, prompt + i, tokens - i, false, &text);
+    for (const char *at = text.data; at && (at = strchr(at, '<')); at++) {
+        if (!strncmp(at, tags[0].text, strlen(tags[0].text))) block = NMK_BLOCK_REASONING;
+        if (!strncmp(at, tags[1].text, strlen(tags[1].text))) block = NMK_BLOCK_NONE;
+    }
+    nmk_buf_free(&text);
+    return block;
+}
+
+bool nmk_markers_thinking(const nmk_markers *m, const nmk_tokenizer *t, const int32_t *prompt, size_t prompt_tokens) {
+    return block_after(m, t, prompt, prompt_tokens) == NMK_BLOCK_REASONING;
+}
+
 nmk_parser *nmk_parser_new(const nmk_tokenizer *t, const nmk_markers *markers, const int32_t *prompt,
                            size_t prompt_tokens, nmk_parser_options options, nmk_said_fn fn, void *user) {
     nmk_parser *p = xcalloc(1, sizeof *p);
-    nmk_block closed;
     *p = (nmk_parser){.tokenizer = t, .options = options, .fn = fn, .user = user, .block = NMK_BLOCK_ANSWER};
     if (!markers) {
         memset(&p->markers, -1, sizeof p->markers);
+        p->markers.format = NMK_FORMAT_PLAIN;
+        p->markers.thinks_in_text = p->markers.calls_in_text = false;
         return p;
     }
     p->markers = *markers;
-    p->cites = !options.show_special;
-    p->block = NMK_BLOCK_NONE;
-    for (size_t i = prompt_tokens; i-- > 0;)
-        if (opens(markers, prompt[i], &p->block) || closes(markers, prompt[i], &closed)) break;
+    p->cites = markers->format == NMK_FORMAT_COHERE && !options.show_special;
+    p->block = block_after(markers, t, prompt, prompt_tokens);
+    for (int i = 0; i < 4; i++)
+        if (i < 2 ? markers->thinks_in_text : markers->calls_in_text) p->tag[p->tags++] = &tags[i];
     return p;
 }
 
 void nmk_parser_free(nmk_parser *p) {
     if (!p) return;
-    nmk_buf *const buffers[] = {&p->text,     &p->uncited,    &p->held,      &p->out,
-                                &p->call.key, &p->call.value, &p->call.name, &p->call.arguments};
+    nmk_buf *const buffers[] = {&p->text,  &p->uncited,  &p->held,       &p->out,       &p->tagged,        &p->work,
+                                &p->maybe, &p->call.key, &p->call.value, &p->call.name, &p->call.arguments};
     nmk_cite_free(&p->cite);
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) nmk_buf_free(buffers[i]);
     free(p);
@@ -413,6 +626,8 @@ nmk_block nmk_parser_add(nmk_parser *p, int32_t token) {
 
     if (special && was == NMK_BLOCK_ACTION && within_string(&p->call) && token != p->markers.end_of_turn) {
         p->text.length = 0;
+        nmk_buf_add(&p->text, p->tagged.data, p->tagged.length);
+        p->tagged.length = 0;
         nmk_utf8_end(&p->utf8, &p->text);
         scan(p, p->text.data, p->text.length);
         if (raw) nmk_buf_add(&p->held, raw, bytes);
@@ -430,7 +645,7 @@ nmk_block nmk_parser_add(nmk_parser *p, int32_t token) {
     }
     p->text.length = 0;
     nmk_utf8_add(&p->utf8, raw, bytes, &p->text);
-    take(p, false);
+    p->tags ? take_tagged(p) : take(p, false);
     return p->block;
 }
 

@@ -1,11 +1,23 @@
 /* What the model says, token by token, taken apart: reasoning, answer, tool calls.
  *
- * The grammar is Cohere's "cmd4": after a prompt that opened the thinking block,
+ * There are three formats; the tokenizer and the chat template say which one a model has.  Cohere's "cmd4": after a
+ * prompt that opened the thinking block,
  *
  *     reasoning <|END_THINKING|> <|START_TEXT|> answer <|END_TEXT|> <|START_ACTION|> [calls] <|END_ACTION|>
  *     call = {"tool_call_id": "0", "tool_name": "f", "parameters": {...}}
  *
- * Markers are told by token id, never by text.  A model whose tokenizer lacks them only answers.
+ * That of Hermes and Qwen:
+ *
+ *     <think> reasoning </think> answer <tool_call> call </tool_call> <tool_call> call </tool_call>
+ *     call = {"name": "f", "arguments": {...}}
+ *
+ * That of Llama 3: calls after <|python_tag|>, or as all that is said; several are parted by ";".  Without the tag JSON
+ * is a call only if it begins with the name of a tool that was given, as an answer may be JSON too.
+ *
+ *     call = {"name": "f", "parameters": {...}}, perhaps with "type": "function" before it
+ *
+ * Markers are told by token id; by text only those that the template has and the tokenizer does not.  A model without
+ * any only answers.
  *
  * Whatever arrives, nothing is refused, and what comes out does not depend on how it was cut into calls:
  *   - A marker that opens a block closes the one before; closers of what is not open mean nothing.
@@ -25,14 +37,24 @@
 #include "reply.h"
 #include "tokenizer.h"
 
+typedef enum { NMK_FORMAT_PLAIN, NMK_FORMAT_COHERE, NMK_FORMAT_HERMES, NMK_FORMAT_LLAMA3 } nmk_format;
+
 /* Token ids; -1: the tokenizer has none. */
 typedef struct {
+    nmk_format format;                  /* of calls */
+    bool thinks_in_text, calls_in_text; /* these tags are no tokens */
     int32_t start_thinking, end_thinking, start_text, end_text, start_response, end_response, start_action, end_action,
         start_of_turn, end_of_turn;
 } nmk_markers;
 
-/* False: none of those that a parser needs is there. */
-bool nmk_markers_find(nmk_markers *m, const nmk_tokenizer *t);
+/* chat_template: its text; NULL: none.  False: none of those that a parser needs is there. */
+bool nmk_markers_find(nmk_markers *m, const nmk_tokenizer *t, const char *chat_template);
+
+/* Whether a prompt ends within reasoning. */
+bool nmk_markers_thinking(const nmk_markers *m, const nmk_tokenizer *t, const int32_t *prompt, size_t prompt_tokens);
+
+/* Adds the tokens that end reasoning whatever comes before them; none if no token does. */
+void nmk_markers_end_thinking(const nmk_markers *m, const nmk_tokenizer *t, nmk_ids *ids);
 
 typedef enum {
     NMK_SAID_REASONING, /* text */
@@ -55,8 +77,10 @@ typedef struct {
 typedef void (*nmk_said_fn)(void *user, const nmk_said *said);
 
 typedef struct {
-    bool no_calls;     /* calls are dropped: tool_choice "none", or no tools */
-    int max_calls;     /* further ones are dropped; 0: any number */
+    bool no_calls; /* calls are dropped: tool_choice "none", or no tools */
+    int max_calls; /* further ones are dropped; 0: any number */
+    struct json_object
+        *tools;        /* those that were given, as chat completions have them; stays the caller's; NULL: none */
     bool show_special; /* special tokens that are no markers are text, and so are citations' tags */
 } nmk_parser_options;
 

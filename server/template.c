@@ -46,6 +46,7 @@ struct nmk_template {
     int default_template, tool_use;     /* registry: compiled, LUA_NOREF if there is none */
     uint64_t instructions, deadline_ns; /* of the call that runs */
     int64_t now_s;
+    nmk_buf source;
 };
 
 /* The Lua sources are part of the program. */
@@ -673,6 +674,8 @@ static int add_template(nmk_template *t, int *slot, const char *text, size_t byt
     if (bytes > MAX_TEMPLATE_BYTES) return nmk_fail(e, "%s: larger than %d MB", name, MAX_TEMPLATE_BYTES >> 20);
     if (!nmk_utf8_valid(text, bytes)) return nmk_fail(e, "%s: not valid UTF-8", name);
     compile_job job = {.t = t, .text = text, .bytes = bytes, .slot = slot};
+    nmk_buf_add(&t->source, text, bytes);
+    nmk_buf_puts(&t->source, "\n");
     return protect(t, compile, &job, name, e);
 }
 
@@ -703,8 +706,11 @@ void nmk_template_free(nmk_template *t) {
     if (!t) return;
     if (t->lua) lua_close(t->lua);
     pthread_mutex_destroy(&t->lock);
+    nmk_buf_free(&t->source);
     free(t);
 }
+
+const char *nmk_template_source(const nmk_template *t) { return t->source.data; }
 
 int nmk_template_compile(const char *text, size_t bytes, const char *name, const nmk_template_limits *limits,
                          nmk_template **result, nmk_err *e) {

@@ -45,6 +45,9 @@ int nmk_template_compile(const char *text, size_t bytes, const char *name, const
 int nmk_template_load(const char *path, const nmk_template_limits *limits, nmk_template **result, nmk_err *e);
 void nmk_template_free(nmk_template *t); /* NULL is fine */
 
+/* The source, of all templates if there are several. */
+const char *nmk_template_source(const nmk_template *t);
+
 /* Adds the prompt to `out`.  With tools, a template named tool_use is taken if there is one.  0; or -1 with `out` as it
  * was and "chat template: line L: what is wrong", in which raise_exception's text stands as the template gave it. */
 int nmk_template_render(nmk_template *t, const nmk_template_input *input, nmk_buf *out, nmk_err *e);

@@ -373,6 +373,64 @@ static void test_preempted(nmk_batch *ample) {
     nmk_batch_close(b);
 }
 
+/* The tokens of a cap come where it stands, and what follows them is what follows them in a prompt. */
+static void test_caps(nmk_batch *b) {
+    enum { AT = 10, ALL = 48 };
+    static const int32_t then[] = {400, 401, 402};
+    static client free_one, capped, after, company[3];
+    static const struct {
+        const char *name;
+        int opens, closes, at; /* opens, closes: which of the free one's tokens; -1: none, ALL: one that it lacks */
+        bool holds;
+    } cases[] = {{"a cap", -1, -1, AT, true},
+                 {"a cap on what was opened", 3, -1, AT, true},
+                 {"a cap at the first token", -1, -1, 1, true},
+                 {"a cap on what was closed before", -1, 4, AT, false},
+                 {"a cap on what is never opened", ALL, -1, AT, false},
+                 {"a cap beyond the end", -1, -1, ALL, false}};
+    nmk_err e = {0};
+    fill(&free_one, 30, ALL, 1.1f, 77);
+    if (!check(submit(b, &free_one, &e) == 0 && wait_end(&free_one), "without a cap", "%s", e.text)) return;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int at = cases[i].at, rest = at + 3;
+        fill(&capped, 30, ALL, 1.1f, 77);
+        capped.rq.cap = (nmk_batch_cap){.after = at,
+                                        .opens = cases[i].opens < 0      ? -1
+                                                 : cases[i].opens == ALL ? INT32_MAX
+                                                                         : free_one.token[cases[i].opens],
+                                        .closes = cases[i].closes < 0 ? -1 : free_one.token[cases[i].closes],
+                                        .then = then,
+                                        .then_count = 3};
+        for (int k = 0; k < 3; k++) { /* others come and go meanwhile */
+            fill(&company[k], 20 + k, 5 + 9 * k, 1, (unsigned)(80 + k));
+            submit(b, &company[k], &e);
+        }
+        bool good =
+            submit(b, &capped, &e) == 0 && wait_end(&capped) && capped.count == ALL && capped.end == NMK_BATCH_LENGTH;
+        for (int k = 0; k < 3; k++) good &= wait_end(&company[k]);
+        if (!cases[i].holds) {
+            check(good && !memcmp(capped.token, free_one.token, sizeof(int32_t) * ALL), cases[i].name,
+                  "%d tokens, others than without it", capped.count);
+            continue;
+        }
+        /* Noise is the seed's and the position's, so the same prompt goes on the same way, but for rounding. */
+        fill(&after, 30, ALL - rest, 1.1f, 77);
+        memcpy(after.prompt + 30, capped.token, sizeof(int32_t) * (size_t)rest);
+        after.rq.prompt_tokens = 30 + rest;
+        int equal = 0;
+        good &= submit(b, &after, &e) == 0 && wait_end(&after);
+        while (equal < ALL - rest && after.token[equal] == capped.token[rest + equal]) equal++;
+        check(good && !memcmp(capped.token, free_one.token, sizeof(int32_t) * (size_t)at) &&
+                  !memcmp(capped.token + at, then, sizeof then) && equal >= 4,
+              cases[i].name, "%d tokens, %d of those behind it as expected", capped.count, equal);
+    }
+    fill(&capped, 30, AT + 2, 1.1f, 77);
+    capped.rq.cap = (nmk_batch_cap){.after = AT, .opens = -1, .closes = -1, .then = then, .then_count = 3};
+    check(submit(b, &capped, &e) == 0 && wait_end(&capped) && capped.count == AT + 2 &&
+              capped.end == NMK_BATCH_LENGTH && capped.token[AT + 1] == then[1],
+          "the answer ends within the tokens of a cap", "%d tokens", capped.count);
+}
+
 int main(void) {
     enum { MOST_WAITING = 12 };
     nmk_err e = {0};
@@ -392,6 +450,7 @@ int main(void) {
     test_chat(b);
     test_golden(b, nmk_json_get(golden, "prompts"));
     test_stops(b);
+    test_caps(b);
     test_cancel(b);
     test_refusals(b, MOST_WAITING);
     test_preempted(b); /* the texts of `alone` are others from here on */

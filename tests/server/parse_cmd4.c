@@ -1,50 +1,6 @@
 /* What the model says, taken apart: well-formed answers, all the malformed ones that have been seen, and that nothing
  * depends on how the text was cut into tokens. */
-#include "parse.h"
-
-#include "server/helper.h"
-
-static nmk_tokenizer *tokenizer;
-static nmk_markers markers;
-
-/* What was told, in letters: R(reasoning) A(answer) C0(name) 0(arguments) E0+ or E0- (not complete). */
-typedef struct {
-    nmk_buf text;
-    nmk_said_kind last;
-    int call, events;
-    bool empty; /* something was told that said nothing */
-    char id[64][NMK_ID_BYTES];
-    int ids;
-} told;
-
-static void close_text(told *t) {
-    if (t->last == NMK_SAID_REASONING || t->last == NMK_SAID_ANSWER || t->last == NMK_SAID_ARGUMENTS)
-        nmk_buf_puts(&t->text, ")");
-    t->last = NMK_SAID_CALL_END;
-}
-
-static void listen(void *user, const nmk_said *s) {
-    told *t = user;
-    bool text = s->kind == NMK_SAID_REASONING || s->kind == NMK_SAID_ANSWER || s->kind == NMK_SAID_ARGUMENTS;
-    t->events++;
-    if (text && (!s->bytes || !nmk_utf8_valid(s->text, s->bytes))) t->empty = true;
-    if (!text || s->kind != t->last || (s->kind == NMK_SAID_ARGUMENTS && s->call != t->call)) {
-        close_text(t);
-        if (s->kind == NMK_SAID_REASONING) nmk_buf_puts(&t->text, "R(");
-        if (s->kind == NMK_SAID_ANSWER) nmk_buf_puts(&t->text, "A(");
-        if (s->kind == NMK_SAID_ARGUMENTS) nmk_buf_printf(&t->text, "%d(", s->call);
-        if (s->kind == NMK_SAID_CALL) nmk_buf_printf(&t->text, "C%d(%s)", s->call, s->name);
-        if (s->kind == NMK_SAID_CALL_END) nmk_buf_printf(&t->text, "E%d%s", s->call, s->complete ? "+" : "-");
-    }
-    if (s->kind == NMK_SAID_CALL && t->ids < 64) snprintf(t->id[t->ids++], NMK_ID_BYTES, "%s", s->id);
-    t->last = s->kind, t->call = s->call;
-    if (text) nmk_buf_add(&t->text, s->text, s->bytes);
-}
-
-static void tokens_of(const char *text, size_t bytes, nmk_ids *out) {
-    nmk_err e;
-    if (nmk_tokenizer_encode(tokenizer, text, bytes, NMK_PARSE_SPECIAL, out, &e)) die(e.text);
-}
+#include "parse_helper.h"
 
 /* Other tokens for the same text: ordinary text is cut at random places. */
 static void random_tokens_of(const char *text, nmk_ids *out) {
@@ -453,7 +409,7 @@ static void long_call(void) {
 
 int main(void) {
     tokenizer = toy();
-    if (!nmk_markers_find(&markers, tokenizer)) die("the toy has no markers");
+    if (!nmk_markers_find(&markers, tokenizer, NULL)) die("the toy has no markers");
     well_formed();
     malformed();
     cut();

@@ -143,6 +143,16 @@ static void test_count(void) {
     nmk_buf_free(&prompt), reply_free(&r);
 }
 
+static void test_budget(void) {
+    int id = submits + 1;
+    reply r = ask("{\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":7}," ASK "}", "x", NMK_BATCH_LENGTH, NULL);
+    const nmk_batch_cap *cap = &submitted[id - 1].cap;
+    check(cap->after == 7 && cap->opens == -1 && cap->then_count == 1 && cap->then[0] == cap->closes &&
+              cap->closes == nmk_tokenizer_find(tokenizer, "<|END_THINKING|>"),
+          "a budget caps what follows the prompt", "%d", cap->after);
+    reply_free(&r);
+}
+
 static void test_choices(void) {
     reply r = ask("{" TOOLS ",\"tool_choice\":{\"type\":\"none\"}," ASK "}",
                   "<|START_ACTION|>[{\"tool_name\": \"f\"}]<|END_ACTION|>", NMK_BATCH_STOP, NULL);
@@ -276,6 +286,7 @@ int main(void) {
     test_whole();
     test_stream();
     test_count();
+    test_budget();
     test_choices();
     test_refused();
     test_keys();

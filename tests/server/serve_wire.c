@@ -129,6 +129,44 @@ static void test_chat(int port) {
     nmk_buf_free(&text);
 }
 
+/* Reasoning that is capped, or off, in the words of each API. */
+static void test_thinking(int port) {
+    static const struct {
+        const char *name, *path, *field;
+        int reasoning; /* tokens of it */
+    } cases[] = {{"thinking_token_budget", CHAT, "\"thinking_token_budget\":2", 2},
+                 {"a budget of none", CHAT, "\"thinking_token_budget\":0", 0},
+                 {"thinking with budget_tokens", CHAT, "\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":3}", 3},
+                 {"thinking disabled", CHAT, "\"thinking\":{\"type\":\"disabled\"}", 0},
+                 {"reasoning with max_tokens", CHAT, "\"reasoning\":{\"max_tokens\":1}", 1},
+                 {"reasoning with effort none", CHAT, "\"reasoning\":{\"effort\":\"none\"}", 0},
+                 {"a budget that is not reached", CHAT, "\"thinking_token_budget\":200", -1},
+                 {"a response's reasoning", "/v1/responses", "\"reasoning\":{\"max_tokens\":2}", 2}};
+    reply r = post(port, CHAT, "{\"temperature\":0," ASK "}");
+    int all = int_at(r.json, "usage.completion_tokens_details.reasoning_tokens");
+    reply_free(&r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool chat = cases[i].path[4] == 'c';
+        char *body = xasprintf("{\"temperature\":0,%s,%s}", cases[i].field,
+                               chat ? ASK : "\"input\":\"What is 17 + 25?\",\"max_output_tokens\":60");
+        r = post(port, cases[i].path, body);
+        int wanted = cases[i].reasoning < 0 ? all : cases[i].reasoning;
+        int got = int_at(r.json, chat ? "usage.completion_tokens_details.reasoning_tokens"
+                                      : "usage.output_tokens_details.reasoning_tokens");
+        bool answered = *text_at(r.json, "choices.0.message.content") || *text_at(r.json, "output.1.content.0.text");
+        check(r.status == 200 && got == wanted && answered && all > 5, cases[i].name, "%d of %d: %s", got, all, r.body);
+        free(body), reply_free(&r);
+    }
+    r = post(port, "/v1/messages",
+             "{\"temperature\":0,\"max_tokens\":60,\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":4}," ASK "}");
+    check(!strcmp(text_at(r.json, "content.0.type"), "thinking") && *text_at(r.json, "content.1.text"),
+          "a message's thinking", "%s", r.body);
+    reply_free(&r);
+    r = post(port, "/v1/messages", "{\"temperature\":0,\"max_tokens\":60," ASK "}");
+    check(!strcmp(text_at(r.json, "content.0.type"), "text"), "a message without it", "%s", r.body);
+    reply_free(&r);
+}
+
 static void test_text(int port) {
     nmk_buf text = run("--max-tokens 24 --prompt 'def is_prime'");
     reply r = post(port, TEXT, "{\"prompt\":\"def is_prime\",\"temperature\":0,\"max_tokens\":24}");
@@ -513,6 +551,7 @@ int main(void) {
     server s = server_start((const char *const[]){TOY, NULL});
     test_plain(s.port);
     test_chat(s.port);
+    test_thinking(s.port);
     test_text(s.port);
     test_tokens(s.port);
     test_seeds(s.port);
