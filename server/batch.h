@@ -53,9 +53,9 @@ typedef enum {
     NMK_BATCH_LOST    /* the engine was lost while the request waited; message says why */
 } nmk_batch_end;
 
-/* A cap on something that the model says, such as its reasoning: once `after` tokens were given, among them `opens` (-1:
- * it was open from the start) but not `closes`, the tokens `then` follow whatever the model would say, and it goes on
- * behind them.  They count as given. */
+/* A cap on something that the model says, such as its reasoning: once `after` tokens were given, among them `opens`
+ * (-1: it was open from the start) but not `closes`, the tokens `then` follow whatever the model would say, and it goes
+ * on behind them.  They count as given. */
 typedef struct {
     int after; /* 0: no cap */
     int32_t opens, closes;

@@ -144,8 +144,8 @@ void nmk_http_add_field(nmk_http_response *r, const char *name, const char *valu
 /* The whole answer. */
 void nmk_http_respond(nmk_http_response *r, int status, const char *type, const void *body, size_t bytes);
 
-/* {"error":{"message","type","param","code"}}, or as the route has it.  type NULL is what goes with the status; param and
- * code may be NULL. */
+/* {"error":{"message","type","param","code"}}, or as the route has it.  type NULL is what goes with the status; param
+ * and code may be NULL. */
 void nmk_http_respond_error(nmk_http_response *r, int status, const char *type, const char *param, const char *code,
                             const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 void nmk_http_error_json(nmk_buf *b, int status, const char *type, const char *param, const char *code,
