@@ -23,15 +23,15 @@ typedef struct {
 
 enum { MODELS, MODEL, ECHO, HEALTH, STREAM, LATER, FLOOD, EVENTS, QUERY };
 static const nmk_http_route app_routes[] = {
-    {"/v1/models", NMK_HTTP_GET, false},
-    {"/v1/models/*", NMK_HTTP_GET, false},
-    {"/echo", NMK_HTTP_POST | NMK_HTTP_PUT, false},
-    {"/health", NMK_HTTP_GET, true},
-    {"/stream", NMK_HTTP_GET | NMK_HTTP_POST, false},
-    {"/later", NMK_HTTP_GET | NMK_HTTP_POST, false},
-    {"/flood", NMK_HTTP_GET, false},
-    {"/events", NMK_HTTP_GET, false},
-    {"/query", NMK_HTTP_GET, false},
+    {"/v1/models", NMK_HTTP_GET, false, NULL},
+    {"/v1/models/*", NMK_HTTP_GET, false, NULL},
+    {"/echo", NMK_HTTP_POST | NMK_HTTP_PUT, false, NULL},
+    {"/health", NMK_HTTP_GET, true, NULL},
+    {"/stream", NMK_HTTP_GET | NMK_HTTP_POST, false, NULL},
+    {"/later", NMK_HTTP_GET | NMK_HTTP_POST, false, NULL},
+    {"/flood", NMK_HTTP_GET, false, NULL},
+    {"/events", NMK_HTTP_GET, false, NULL},
+    {"/query", NMK_HTTP_GET, false, NULL},
 };
 
 /* Sends until told to wait. */
