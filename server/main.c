@@ -313,15 +313,14 @@ static void on_trace(int number) {
     errno = saved;
 }
 
-/* trace: SIGUSR1 means something; it is ignored otherwise. */
+/* trace: SIGUSR1 means something. */
 static void catch_signals(nmk_http *http, nmk_api *api, bool trace) {
     struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     serving = http, traced = api;
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGINT, &a, NULL);
     a.sa_handler = on_trace;
-    if (!trace) a.sa_handler = SIG_IGN;
-    sigaction(SIGUSR1, &a, NULL);
+    if (trace) sigaction(SIGUSR1, &a, NULL);
 }
 
 static void on_step(void *trace, const nmk_batch_step *step) { nmk_trace_add_step(trace, step); }
@@ -660,6 +659,7 @@ int main(int argc, char **argv) {
     }
     if (s.restarts) prctl(PR_SET_NAME, flags.program); /* not "exe" */
     signal(SIGPIPE, SIG_IGN);                          /* stderr may be a pipe that nobody reads any more */
+    signal(SIGUSR1, SIG_IGN);                          /* without a trace, and until it has begun */
     nmk_log_setup(s.log_level, s.log_json, STDERR_FILENO);
     if (serve(&s, &e) == 0) return 0;
     if (s.log_json)

@@ -16,7 +16,7 @@ int serve_main(int argc, char **argv);
 #undef main
 
 /* In the program: the GPU fails. */
-static void on_user(int number) { fake.fail = number == SIGUSR1; }
+static void on_user(int number) { fake.fail = number == SIGUSR2; }
 
 /* All that it writes to stderr until it listens or ends; the exit status. */
 static int start(const char *const *more, bool terminal, nmk_buf *said) {
@@ -64,7 +64,7 @@ static int32_t slow_model(const nmk_params *p, const nmk_column *column) {
  * FAKE_GONE: a second start finds none. */
 static int program(int argc, char **argv) {
     nmk_err e = {0};
-    signal(SIGUSR1, on_user);
+    signal(SIGUSR2, on_user);
     alarm(60);
     if (open("/dev/null", O_RDONLY) < 0 || fake_install(&e)) return 126; /* a file as a driver might leave it open */
     fake.fail = getenv("FAKE_FAIL") != NULL;
@@ -133,7 +133,7 @@ static void lose_ten(const server *s) {
     bool loaded = metric_becomes(s->port, "vllm:num_requests_running", 8, 5000);
     for (int i = 8; i < 10; i++) fd[i] = request_open(s->port, "POST", "/v1/completions", "", wait);
     loaded &= metric_becomes(s->port, "vllm:num_requests_waiting", 2, 5000);
-    kill(s->pid, SIGUSR1);
+    kill(s->pid, SIGUSR2);
     for (int i = 0; i < 10; i++) {
         reply r = reply_read(fd[i]);
         failed += r.status == 200 && strstr(r.body, "\"engine_failed\"") && strstr(r.body, "data: [DONE]");
@@ -168,7 +168,7 @@ static void test_restart(void) {
     close(fd);
     check(!strcmp(comm, "nmk-serve\n"), "it has its name", "%s", comm);
     int files_then = quiet_files(&s);
-    kill(s.pid, SIGUSR1), usleep(50000);
+    kill(s.pid, SIGUSR2), usleep(50000);
     check_fails(&s, "it is lost again");
     check(log_becomes(&s, " warning starting again restarts=1\n", 2), "steps between two losses", "it counts on");
     check_answer(&s, text, "and serves again");
@@ -190,7 +190,7 @@ static void test_signal(void) {
     server s = server_run(arguments, 20);
     int half = dial(s.port);
     puts_to(half, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nab");
-    kill(s.pid, SIGUSR1), usleep(50000);
+    kill(s.pid, SIGUSR2), usleep(50000);
     check_fails(&s, "lost while a request is half read");
     bool lost = log_becomes(&s, " error engine lost reason=", 1);
     uint64_t start_ns = nmk_now_ns();
@@ -217,7 +217,7 @@ static void test_guard(void) {
 
     setenv("FAKE_GONE", "1", 1);
     s = server_run(arguments, 20);
-    kill(s.pid, SIGUSR1), usleep(50000);
+    kill(s.pid, SIGUSR2), usleep(50000);
     check_fails(&s, "a GPU that is lost");
     rc = server_end(&s, 0, 20000);
     server_log(&s, &log);

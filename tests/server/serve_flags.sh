@@ -26,6 +26,7 @@ expect "swap space" 2 "--swap-space is not a flag here: nothing is swapped" --ch
 expect "a model by its name" 2 "--model is not a flag here: --checkpoint DIR names the checkpoint" --model x
 expect "several GPUs" 2 "--tensor-parallel-size is not a flag here: a model runs on one GPU" --tensor-parallel-size=2
 expect "a switch of vLLM" 2 "--trust-remote-code is not a flag here: no code" --trust-remote-code
+expect "a trace of no size" 2 "--trace-size 0: expected 1 to 1048576" --trace-size 0
 expect "no checkpoint" 2 "--checkpoint DIR is needed" --port 0
 expect "a folder that is none" 1 "nmk-serve: /nowhere" --checkpoint /nowhere --port 0
 expect "an address that is none" 1 "nmk-serve: " --checkpoint $toy --port 0 --host 999.1.1.1
@@ -41,6 +42,8 @@ expect "a share that the weights alone exceed" 1 "the weights of nmc-toy take 0.
 expect "a failure as JSON" 1 '"level":"error","message":"failed","reason":"/nowhere' --checkpoint /nowhere --port 0 \
   --log-format json --log-level error
 
+expect "a trace that cannot be written" 1 "nmk-serve: --trace: /nowhere/trace.json: No such file" --checkpoint $toy \
+  --trace /nowhere/trace.json --port 0 --device cpu
 # A checkpoint whose template is broken is refused at the start.
 cp -r $toy "$out/broken" && echo '{% if %}' >"$out/broken/chat_template.jinja"
 expect "a broken template" 1 "chat_template.jinja: line 1" --checkpoint "$out/broken" --port 0 --device cpu
