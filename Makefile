@@ -29,7 +29,14 @@ TOY    := nmc-toy
 # make test-op OP=NAME: the toy with the op inserted as its file says.
 OP_MODEL := $(if $(OP),op-$(OP))
 
-BUILD_PACKAGES := gcc libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
+# Columns of which a model's programs have steps beside those of the spec itself, for --max-batch.  A spec in specs/
+# that says schedule.columns has no others, nor have models that only tests use.
+COLUMNS := 16 32 64
+$(TOY)_COLUMNS := 16
+OWN_COLUMNS := $(patsubst specs/%.yaml,%,$(shell grep -lE '^ +columns:' specs/*.yaml))
+columns_of = $(if $(filter $(filter-out $(OWN_COLUMNS),$(MODELS)),$(1)),$(or $($(1)_COLUMNS),$(COLUMNS)))
+
+BUILD_PACKAGES := gcc binutils libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
     node-llhttp
 TEST_PACKAGES  := lua-check clang-format
 # For the example client; either flavour of libcurl's headers will do, and they exclude each other.
@@ -48,7 +55,7 @@ RUN_LIBS := -l:libjson-c.a -l:libpcre2-8.a -l:libxxhash.a -l:libutf8proc.a -ldl 
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .SECONDARY:
-.PHONY: all demo test load golden lint clean deps deps-build deps-demo build-demo build-test
+.PHONY: all demo test load golden lint clean deps deps-build deps-demo build-demo build-test always
 
 all:
 
@@ -189,9 +196,10 @@ build/bench/%.o: %.c
 
 # ---------------------------------------------------------------- a model
 
-# Files of runtime/ with a main, and the program each becomes.
+# Files of runtime/ with a main, and the program each becomes; those that are compiled for each generation.
 PROGRAMS := run compile
-LIBRARY  := $(filter-out $(PROGRAMS:%=runtime/%.c),$(wildcard runtime/*.c))
+GENERATION := generation built_in kernel_source
+LIBRARY  := $(filter-out $(PROGRAMS:%=runtime/%.c) $(GENERATION:%=runtime/%.c),$(wildcard runtime/*.c))
 
 # A root with a family for tests alone, of the models normed-*.
 TEST_ROOT := build/tests/root
@@ -205,43 +213,72 @@ $(TEST_ROOT)/.made: tests/gpu/specs/family.lua $(wildcard specs/families/*.lua s
 # What nmkgen writes.  A file that comes out as it was keeps its time, so that nothing is compiled again for it.
 EMITTED := megakernel.cu abi.h encoder.c refvm.c op_tests.h plan.txt
 
-# $(call model,M,SPEC,FLAGS): build/M/ = what nmkgen emits + libnmk.a + nmk-run, nmk-compile, nmk-serve + bench-*.
-define model
-build/$(1)/.generated: $(or $(2),$(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml tests/models/$(1).yaml)) \
+# $(call generation,M,FOLDER,SYMBOL,SPEC,FLAGS): build/FOLDER/ = what nmkgen emits for one of M's generations, and the
+# objects that know its abi.h.  SYMBOL: its nmk_generation.
+define generation
+build/$(2)/.generated: $(or $(4),$(wildcard specs/$(1).yaml tests/gpu/specs/$(1).yaml tests/models/$(1).yaml)) \
     $(GEN_INPUTS) \
     $(if $(filter normed-%,$(1)),$(TEST_ROOT)/.made)
 	@mkdir -p $$(@D)
-	@echo "  nmkgen $$<"
-	@mkdir -p build/$(1)/.old; cp -p $(EMITTED:%=build/$(1)/%) build/$(1)/.old 2>/dev/null || true
-	@$(if $(filter normed-%,$(1)),NMK_ROOT=$(TEST_ROOT)) build/nmkgen $$< $(3) -o build/$(1)
-	@cd build/$(1) && for f in $(EMITTED); do ! cmp -s .old/$$$$f $$$$f || mv .old/$$$$f $$$$f; done
+	@echo "  nmkgen $$<$(if $(5), $(5))"
+	@mkdir -p build/$(2)/.old; cp -p $(EMITTED:%=build/$(2)/%) build/$(2)/.old 2>/dev/null || true
+	@$(if $(filter normed-%,$(1)),NMK_ROOT=$(TEST_ROOT)) build/nmkgen $$< $(5) -o build/$(2)
+	@cd build/$(2) && for f in $(EMITTED); do ! cmp -s .old/$$$$f $$$$f || mv .old/$$$$f $$$$f; done
 	@touch $$@
 
-$(EMITTED:%=build/$(1)/%): build/$(1)/.generated ;
+$(EMITTED:%=build/$(2)/%): build/$(2)/.generated ;
 
-$(1)_COMPILE = $(CC) $(CFLAGS) $(WARNINGS) $(DEPFLAGS) -Ibuild/$(1) -Iruntime -Itests \
-    -DNMK_MODEL='"$(1)"' -DNMK_KERNEL_PATH='"build/$(1)/megakernel.cu"'
+$(2)_COMPILE = $(CC) $(CFLAGS) $(WARNINGS) $(DEPFLAGS) -Ibuild/$(2) -Iruntime -Itests \
+    -DNMK_MODEL='"$(1)"' -DNMK_KERNEL_PATH='"build/$(2)/megakernel.cu"'
 
-build/$(1)/obj/%.o: runtime/%.c | build/$(1)/.generated
+build/$(2)/obj/%.o: runtime/%.c | build/$(2)/.generated
 	@mkdir -p $$(@D)
-	@echo "  cc    $$< ($(1))"
-	@$$($(1)_COMPILE) -c -o $$@ $$<
+	@echo "  cc    $$< ($(2))"
+	@$$($(2)_COMPILE) -c -o $$@ $$<
+
+build/$(2)/obj/%.o: build/$(2)/%.c
+	@mkdir -p $$(@D)
+	@echo "  cc    $$<"
+	@$$($(2)_COMPILE) $(REFVM_FLAGS) -c -o $$@ $$<
+
+# The kernel's text is part of the program.
+build/$(2)/obj/kernel_source.o: build/$(2)/megakernel.cu
+
+build/$(2)/obj/generation.o: $(2)_COMPILE += -DNMK_GENERATION=$(3)
+
+$(2)_OBJECTS := $(patsubst %,build/$(2)/obj/%.o,encoder refvm $(GENERATION))
+endef
+
+# $(call further,M,FOLDER,SYMBOL): one object of a generation, in which nobody else sees more than SYMBOL.
+define further
+build/$(2)/$(3).o: $$($(2)_OBJECTS)
+	@ld -r -o $$@ $$^
+	@objcopy --keep-global-symbol=$(3) $$@
+endef
+
+# $(call model,M,SPEC,FLAGS): build/M/ = what nmkgen emits + libnmk.a + nmk-run, nmk-compile, nmk-serve + bench-*.
+define model
+$(call generation,$(1),$(1),nmk_generation_own,$(2),$(3))
+$(foreach c,$(call columns_of,$(1)),
+$(call generation,$(1),$(1)/columns-$(c),nmk_generation_$(c),$(2),$(3) --set columns=$(c))
+$(call further,$(1),$(1)/columns-$(c),nmk_generation_$(c)))
 
 build/$(1)/obj/server/%.o: server/%.c | build/$(1)/.generated
 	@mkdir -p $$(@D)
 	@echo "  cc    $$< ($(1))"
 	@$$($(1)_COMPILE) -c -o $$@ $$<
 
-build/$(1)/obj/%.o: build/$(1)/%.c
+# The list of generations, which the command line may change.
+build/$(1)/.columns: always
 	@mkdir -p $$(@D)
-	@echo "  cc    $$<"
-	@$$($(1)_COMPILE) $(REFVM_FLAGS) -c -o $$@ $$<
-
-# The kernel's text is part of the program.
-build/$(1)/obj/kernel_source.o: build/$(1)/megakernel.cu
+	@echo "$(call columns_of,$(1))" | cmp -s - $$@ || echo "$(call columns_of,$(1))" >$$@
+build/$(1)/obj/generations.o: build/$(1)/.columns
+build/$(1)/obj/generations.o: $(1)_COMPILE += \
+    -DNMK_GENERATIONS='X(nmk_generation_own) $(foreach c,$(call columns_of,$(1)),X(nmk_generation_$(c)))'
 
 build/$(1)/libnmk.a: $(LIBRARY:runtime/%.c=build/$(1)/obj/%.o) $(SERVER_MODEL:%.c=build/$(1)/obj/%.o) \
-    build/$(1)/obj/encoder.o build/$(1)/obj/refvm.o
+    $(patsubst %,build/$(1)/obj/%.o,encoder refvm $(GENERATION)) \
+    $(foreach c,$(call columns_of,$(1)),build/$(1)/columns-$(c)/nmk_generation_$(c).o)
 	@rm -f $$@
 	@ar rcs $$@ $$^
 
@@ -290,7 +327,7 @@ build/tests/$(1)/%: build/$(1)/tests/%.o build/$(1)/libnmk.a
 
 # These have the CPU machine in themselves, and of the runtime they need next to nothing.
 $(patsubst %,build/tests/$(1)/ops/%,cases attention): build/tests/$(1)/ops/%: build/$(1)/tests/ops/%.o \
-    $(patsubst %,build/$(1)/obj/%.o,encoder variant util)
+    $(patsubst %,build/$(1)/obj/%.o,encoder built_in util)
 	@mkdir -p $$(@D)
 	@echo "  link  $$@"
 	@$(CC) $(LDFLAGS) -o $$@ $$^ -lpthread -lm

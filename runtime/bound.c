@@ -3,12 +3,13 @@
 
 #include <assert.h>
 
-#include "abi.h"
+#include "generation.h"
 
 uint64_t nmk_step_bytes(int rows, int context) {
-    assert(rows >= 1 && rows <= NMK_COLUMNS && context >= 0);
+    const nmk_generation *n = nmk_generation_for(rows);
+    assert(rows >= 1 && n && context >= 0);
     int windowed = context < NMK_WINDOW ? context : NMK_WINDOW;
     uint64_t tokens = (uint64_t)NMK_FULL_LAYERS * (uint64_t)context + (uint64_t)NMK_SLIDING_LAYERS * (uint64_t)windowed;
     uint64_t row_bytes = tokens * NMK_KV_HEADS * NMK_HEAD_DIM * 2 * 2;
-    return (uint64_t)nmk_step_weight_bytes[rows - 1] + (uint64_t)rows * row_bytes;
+    return (uint64_t)n->step_weight_bytes[rows - 1] + (uint64_t)rows * row_bytes;
 }

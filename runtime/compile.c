@@ -1,4 +1,4 @@
-/* nmk-compile: compiles the kernel this program was built with, or the .cu files named, and prints what it costs.
+/* nmk-compile: compiles a kernel this program was built with, or the .cu files named, and prints what it costs.
  *
  * Needs NVRTC but no GPU.  Exit 0: compiled without spills.  1: spills or errors.  2: wrong flags. */
 #include <stdio.h>
@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cuda.h"
+#include "generation.h"
 #include "jit.h"
 
 typedef struct {
@@ -14,9 +15,15 @@ typedef struct {
 } settings;
 
 static int usage(FILE *f, int code) {
-    fputs("usage: nmk-compile [--arch sm_90a] [--no-cache] [--allow-spills] [--verbose] [-o CUBIN] [FILE.cu ...]\n"
-          "Compiles the built-in kernel (or each FILE) with NVRTC and prints registers, spills and sizes.\n",
-          f);
+    char all[128];
+    nmk_generation_list(all, sizeof all);
+    fprintf(
+        f,
+        "usage: nmk-compile [--arch sm_90a] [--no-cache] [--allow-spills] [--verbose] [-o CUBIN]\n"
+        "                   [--max-batch N | FILE.cu ...]\n"
+        "Compiles the built-in kernel for N rows (or each FILE) with NVRTC and prints registers, spills and sizes.\n"
+        "Kernels are built in for %s rows.\n",
+        all);
     return code;
 }
 
@@ -51,6 +58,7 @@ static int compile_one(const settings *s, const char *name, const char *source, 
 
 int main(int argc, char **argv) {
     settings s = {.arch = "sm_90a"};
+    const nmk_generation *n = nmk_generations[0];
     int rc = 0, files = 0;
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
@@ -65,7 +73,11 @@ int main(int argc, char **argv) {
             s.arch = argv[++i];
         else if (!strcmp(a, "-o") && i + 1 < argc)
             s.output = argv[++i];
-        else if (*a == '-')
+        else if (!strcmp(a, "--max-batch") && i + 1 < argc) {
+            const int rows = atoi(argv[++i]);
+            if (rows < 1 || !(n = nmk_generation_for(rows)))
+                return fprintf(stderr, "nmk-compile: --max-batch %s\n", argv[i]), usage(stderr, 2);
+        } else if (*a == '-')
             return fprintf(stderr, "nmk-compile: unknown or unfinished flag %s\n", a), usage(stderr, 2);
         else {
             char *text;
@@ -81,7 +93,6 @@ int main(int argc, char **argv) {
             free(text);
         }
     }
-    if (!files)
-        rc = compile_one(&s, "megakernel.cu", nmk_kernel_source, (size_t)(nmk_kernel_source_end - nmk_kernel_source));
+    if (!files) rc = compile_one(&s, "megakernel.cu", n->kernel, (size_t)(n->kernel_end - n->kernel));
     return rc;
 }

@@ -126,7 +126,7 @@ static int token_id(struct json_object *v, const char *path, const char *key, in
 }
 
 /* The ids that `root` gives, where none are known yet. */
-static int read_ids(struct json_object *root, const char *path, nmk_generation *g, nmk_err *e) {
+static int read_ids(struct json_object *root, const char *path, nmk_generation_config *g, nmk_err *e) {
     struct json_object *eos = nmk_json_get(root, "eos_token_id"), *bos = nmk_json_get(root, "bos_token_id");
     if (bos && g->bos < 0 && token_id(bos, path, "bos_token_id", &g->bos, e)) return -1;
     if (!eos || g->eos_count) return 0;
@@ -151,12 +151,12 @@ static int read_number(struct json_object *root, const char *path, const char *k
     return 0;
 }
 
-int nmk_generation_read(const char *dir, nmk_generation *g, nmk_err *e) {
+int nmk_generation_config_read(const char *dir, nmk_generation_config *g, nmk_err *e) {
     int rc = -1;
     double top_k = 0;
     char *path = xasprintf("%s/generation_config.json", dir), *config_path = xasprintf("%s/config.json", dir);
     struct json_object *root = NULL, *config = NULL;
-    *g = (nmk_generation){.bos = -1, .temperature = 1, .top_p = 1};
+    *g = (nmk_generation_config){.bos = -1, .temperature = 1, .top_p = 1};
     if (access(path, F_OK) == 0) {
         root = nmk_json_read(path, CONFIG_BYTES_MAX, e);
         if (!root) goto out;

@@ -19,10 +19,10 @@ typedef struct {
     int do_sample;
     double temperature, top_p;
     int64_t top_k; /* 0: off */
-} nmk_generation;
+} nmk_generation_config;
 
 /* Reads `dir`/generation_config.json (absent: nothing is said); eos and bos that it lacks come from config.json.
  * Defaults: no eos, bos -1, do_sample 0, temperature 1, top_p 1, top_k 0.  0, or -1 with the reason. */
-int nmk_generation_read(const char *dir, nmk_generation *g, nmk_err *e);
+int nmk_generation_config_read(const char *dir, nmk_generation_config *g, nmk_err *e);
 
 #endif

@@ -15,6 +15,7 @@ enum { BLOCKS = 32, TIMES = 64 };
 
 typedef struct {
     nmk_machine base;
+    const nmk_generation *generation;
     struct nmk_vm vm;
     struct {
         void *p;
@@ -31,7 +32,7 @@ static void *at(uint64_t address) { return (void *)(uintptr_t)address; }
 static void cpu_close(nmk_machine *m) {
     cpu_machine *c = of(m);
     if (!c) return;
-    nmk_vm_close(&c->vm);
+    c->generation->vm_close(&c->vm);
     for (int i = 0; i < BLOCKS; i++)
         if (c->block[i].p) munmap(c->block[i].p, c->block[i].bytes);
     free(m->out), free(m->tops), free((void *)(uintptr_t)m->hang);
@@ -89,13 +90,14 @@ static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     vm->kv_full = at(p->kv_full), vm->kv_sliding = at(p->kv_sliding);
     vm->control = at(p->control);
     vm->table_full = at(p->table_full), vm->table_sliding = at(p->table_sliding), vm->table_stride = p->table_stride;
-    vm->adjust = at(p->adjust), vm->tops = (nmk_tops *)at(p->tops) + (size_t)p->out_row * NMK_COLUMNS;
-    vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + (size_t)p->out_row * NMK_COLUMNS;
+    const size_t first = (size_t)p->out_row * (size_t)c->generation->columns;
+    vm->adjust = at(p->adjust), vm->tops = (nmk_tops *)at(p->tops) + first;
+    vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + first;
     vm->counters = at(p->counters), vm->tickets = at(p->tickets), vm->epoch = p->epoch;
     vm->trace = at(p->trace);
     char why[sizeof e->text];
     uint64_t start_ns = nmk_now_ns();
-    int rc = nmk_vm_step(vm, why, sizeof why);
+    int rc = c->generation->vm_step(vm, why, sizeof why);
     c->ms[c->steps++ % TIMES] = 1e-6 * (double)(nmk_now_ns() - start_ns);
     return rc ? nmk_fail(e, "the CPU machine: %.900s", why) : 0;
 }
@@ -152,21 +154,23 @@ static const struct nmk_machine_calls calls = {
     .random_kv = cpu_random_kv,
 };
 
-int nmk_cpu_machine_open(nmk_machine **machine, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
+int nmk_cpu_machine_open(nmk_machine **machine, const nmk_generation *n, const nmk_variant *v, const nmk_options *o,
+                         nmk_err *e) {
     /* the references count with their own number of places */
-    if (v->part_slots != NMK_PART_SLOTS)
+    if (v->part_slots != n->built_in->part_slots)
         return nmk_fail(
             e, "the CPU machine has %d places for attention's chunks, the variant %d: it can run on a GPU only",
-            NMK_PART_SLOTS, v->part_slots);
+            n->built_in->part_slots, v->part_slots);
+    const size_t tokens = (size_t)NMK_OUT_RING * (size_t)n->columns;
     cpu_machine *c = xcalloc(1, sizeof *c);
     nmk_machine *m = &c->base;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     c->vm.threads = o->cpu_threads > 0 ? o->cpu_threads : cores > 16 ? 16 : cores > 0 ? (int)cores : 1;
     if (c->vm.threads > NMK_VM_THREADS) c->vm.threads = NMK_VM_THREADS;
-    m->calls = &calls, m->most_ahead = 1, c->vm.variant = v;
+    m->calls = &calls, m->most_ahead = 1, c->vm.variant = v, c->generation = n;
     m->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    m->out = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->out);
-    m->tops = xcalloc((size_t)NMK_OUT_RING * NMK_COLUMNS, sizeof *m->tops);
+    m->out = xcalloc(tokens, sizeof *m->out);
+    m->tops = xcalloc(tokens, sizeof *m->tops);
     m->tops_address = (uint64_t)(uintptr_t)m->tops;
     m->hang = xcalloc(NMK_HANGS, sizeof *m->hang);
     m->out_address = (uint64_t)(uintptr_t)m->out, m->hang_address = (uint64_t)(uintptr_t)m->hang;

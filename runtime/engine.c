@@ -19,19 +19,20 @@
 #include "cuda.h"
 #include "hang.h"
 
+/* That of one generation: engine->columns it is. */
+#undef NMK_COLUMNS
+#undef NMK_POSITIONS
+#undef NMK_TICKETS
+
 enum {
     MAX_LEN_DEFAULT = 256 << 10,
     STEPS_AHEAD_DEFAULT = 8,
     NOT_WRITTEN = INT_MIN,
-    LINE_BYTES = 128, /* a counter, a ticket and the abort flag have a cache line each */
-    TICKETS_BYTES = NMK_TICKETS * 2 * LINE_BYTES
+    LINE_BYTES = 128 /* a counter, a ticket and the abort flag have a cache line each */
 };
 
 static const double GPU_SHARE = 0.9; /* as vLLM takes */
 
-/* A batch has a column for each row. */
-const int nmk_rows = NMK_COLUMNS;
-_Static_assert(NMK_COLUMNS <= NMK_ROWS, "programs have room for this many rows");
 _Static_assert(NMK_TOPS == NMK_TOP_LOGPROBS, "a step gives the alternatives that a request may ask for");
 _Static_assert(sizeof((nmk_stats *)0)->stop_ids / sizeof(int) == NMK_STOP_IDS, "stop ids fit the statistics");
 
@@ -42,12 +43,42 @@ static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* ---- opening ---- */
 
-/* megakernel.cu and encoder.c come from one run of nmkgen: both carry its hash. */
-static int check_hash(nmk_err *e) {
-    const uint64_t hash = nmk_kernel_hash(nmk_kernel_source);
-    if (hash == nmk_hash) return 0;
-    return nmk_fail(e, "megakernel.cu (%016llx) and encoder.c (%016llx) are not of one generation: build again",
-                    (unsigned long long)hash, (unsigned long long)nmk_hash);
+/* megakernel.cu and encoder.c come from one run of nmkgen: both carry its hash.  And all of a program's generations
+ * find the same weights at the same places. */
+static int check_hash(const nmk_generation *n, nmk_err *e) {
+    const uint64_t hash = nmk_kernel_hash(n->kernel);
+    if (hash != *n->hash)
+        return nmk_fail(e, "megakernel.cu (%016llx) and encoder.c (%016llx) are not of one generation: build again",
+                        (unsigned long long)hash, (unsigned long long)*n->hash);
+    if (*n->weights_hash != *nmk_generations[0]->weights_hash)
+        return nmk_fail(e, "the weights of %d columns and of %d are not packed alike: build again", n->columns,
+                        nmk_generations[0]->columns);
+    return 0;
+}
+
+/* The generation that the options ask for, and its schedule. */
+static int choose_generation(nmk_engine *g, const nmk_options *o, nmk_err *e) {
+    char all[128];
+    if (o->max_batch < 0) return nmk_fail(e, "max_batch %d, expected 0 or more", o->max_batch);
+    if (o->variant) {
+        if (o->kernel) return nmk_fail(e, "a kernel and a variant, which brings its own: expected one of them");
+        if (nmk_variant_open(&g->opened, &g->generation, o->variant, e)) return -1;
+        g->variant = g->opened;
+        if (o->max_batch > g->generation->columns)
+            return nmk_fail(e, "%d sequences at once: the steps of the variant in %s hold %d", o->max_batch, o->variant,
+                            g->generation->columns);
+    } else {
+        g->generation = nmk_generation_for(o->max_batch);
+        nmk_generation_list(all, sizeof all);
+        if (!g->generation)
+            return nmk_fail(e, "%d sequences at once (--max-batch): this program was built with steps for %s",
+                            o->max_batch, all);
+        g->variant = g->generation->built_in;
+    }
+    g->columns = g->generation->columns;
+    g->rows = o->max_batch ? o->max_batch : g->columns;
+    assert(g->columns <= NMK_ROWS);
+    return check_hash(g->generation, e);
 }
 
 typedef struct {
@@ -94,20 +125,20 @@ static int gpu_index(const char *device) {
     return *end || index > INT_MAX ? -1 : (int)index;
 }
 
-static int open_machine(nmk_machine **machine, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
+static int open_machine(nmk_engine *g, const nmk_options *o, nmk_err *e) {
     const char *device = o->device && *o->device ? o->device : "auto";
     int index = 0;
-    if (!strcmp(device, "cpu")) return nmk_cpu_machine_open(machine, v, o, e);
+    if (!strcmp(device, "cpu")) return nmk_cpu_machine_open(&g->machine, g->generation, g->variant, o, e);
     if (!strcmp(device, "auto")) {
         int count = 0;
         if (nmk_cuda_load(e) || nmk_cuda.cuDeviceGetCount(&count) || count == 0) {
             if (e) e->text[0] = 0;
-            return nmk_cpu_machine_open(machine, v, o, e);
+            return nmk_cpu_machine_open(&g->machine, g->generation, g->variant, o, e);
         }
     } else if ((index = gpu_index(device)) < 0) {
         return nmk_fail(e, "device %s: expected auto, cpu or cuda:N", device);
     }
-    return nmk_gpu_machine_open(machine, index, v, o, e);
+    return nmk_gpu_machine_open(&g->machine, index, g->generation, g->variant, o, e);
 }
 
 static int upload(nmk_machine *m, uint64_t *address, const void *data, uint64_t bytes, const char *what, nmk_err *e) {
@@ -135,15 +166,15 @@ static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
                           .kv_heads = NMK_KV_HEADS,
                           .head_dim = NMK_HEAD_DIM,
                           .window = NMK_WINDOW,
-                          .columns = NMK_COLUMNS,
+                          .columns = g->columns,
                           .page_tokens = NMK_PAGE_TOKENS};
     assert(nmk_kv_page_bytes(&shape, 0) == NMK_KV_PAGE_BYTES_FULL);
     assert(nmk_kv_page_bytes(&shape, 1) == NMK_KV_PAGE_BYTES_SLIDING);
     uint64_t budget = kv_budget(m, o);
     if (o->kv_bytes) budget = min_u64(budget, o->kv_bytes);
-    if (nmk_kv_init(&g->kv, &shape, nmk_rows, g->max_len, budget, e)) return nmk_fail_in(e, "%s", m->name);
+    if (nmk_kv_init(&g->kv, &shape, g->rows, g->max_len, budget, e)) return nmk_fail_in(e, "%s", m->name);
     g->stats.kv_bytes = nmk_kv_pool_bytes(&g->kv, 0) + nmk_kv_pool_bytes(&g->kv, 1);
-    uint64_t table_bytes = sizeof(int32_t) * NMK_COLUMNS * (uint64_t)g->kv.stride;
+    uint64_t table_bytes = sizeof(int32_t) * (uint64_t)g->rows * (uint64_t)g->kv.stride;
     uint64_t *pool[2] = {&g->params.kv_full, &g->params.kv_sliding};
     uint64_t *table[2] = {&g->params.table_full, &g->params.table_sliding};
     for (int k = 0; k < 2; k++) {
@@ -157,30 +188,29 @@ static int open_kv(nmk_engine *g, const nmk_options *o, nmk_err *e) {
 
 static int open_lists(nmk_engine *g, nmk_err *e) {
     const size_t words = (size_t)NMK_SMS * (size_t)g->variant->max_tasks * NMK_DESC_WORDS;
-    if (!(g->lists = nmk_variant_lists(g->variant, e))) return -1;
+    if (!(g->lists = nmk_variant_lists(g->variant, g->generation, e))) return -1;
     return upload(g->machine, &g->params.lists, g->lists, words * sizeof *g->lists, "task lists", e);
 }
 
 static uint64_t counters_bytes(const nmk_engine *g) { return (uint64_t)g->variant->counters * LINE_BYTES; }
+static uint64_t tickets_bytes(const nmk_engine *g) { return (uint64_t)g->generation->tickets * 2 * LINE_BYTES; }
 
 static int open_state(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_params *p = &g->params;
     if (m->calls->alloc(m, &p->arena, g->variant->arena_bytes, "activations", e)) return -1;
-    if (m->calls->alloc(m, &p->control, sizeof(nmk_control), "control block", e)) return -1;
-    if (m->calls->alloc(m, &p->adjust, sizeof(nmk_adjust) * NMK_COLUMNS * NMK_VOCAB, "adjustments of logits", e))
+    if (m->calls->alloc(m, &p->control, g->generation->control_bytes, "control block", e)) return -1;
+    if (m->calls->alloc(m, &p->adjust, sizeof(nmk_adjust) * NMK_VOCAB * (uint64_t)g->rows, "adjustments of logits", e))
         return -1;
     if (m->calls->alloc(m, &p->counters, counters_bytes(g), "counters", e)) return -1;
-    if (m->calls->alloc(m, &p->tickets, TICKETS_BYTES, "tickets", e)) return -1;
+    if (m->calls->alloc(m, &p->tickets, tickets_bytes(g), "tickets", e)) return -1;
     if (m->calls->alloc(m, &p->abort, LINE_BYTES, "abort flag", e)) return -1;
     float *rope = rope_table(g->max_len);
     int rc = upload(m, &p->rope, rope, (uint64_t)g->max_len * NMK_HEAD_DIM * sizeof *rope, "rope table", e);
     free(rope);
     if (rc) return -1;
     p->out = m->out_address, p->tops = m->tops_address, p->hang = m->hang_address;
-    nmk_control control = {0};
-    for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
-    return nmk_engine_set_control(g, &control, e);
+    return nmk_engine_set_control(g, NULL, 0, e);
 }
 
 static int open_weights(nmk_engine *g, const nmk_checkpoint *checkpoint, const nmk_options *o, nmk_err *e) {
@@ -233,7 +263,7 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     uint64_t start_ns = nmk_now_ns();
     nmk_checkpoint *checkpoint = NULL;
     nmk_engine *g = xcalloc(1, sizeof *g);
-    if (check_hash(e)) goto out;
+    if (choose_generation(g, o, e)) goto out;
     if (!o->checkpoint && !o->random_weights) {
         nmk_fail(e, "no weights: give a checkpoint folder or ask for random weights");
         goto out;
@@ -249,24 +279,15 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
         goto out;
     }
     if (o->checkpoint) {
-        nmk_generation generation;
+        nmk_generation_config defaults;
         nmk_weight_tables tables = nmk_model_tables();
         if (nmk_config_check(o->checkpoint, nmk_configs, nmk_config_count, e)) goto out;
-        if (nmk_generation_read(o->checkpoint, &generation, e)) goto out;
-        g->stop_count = generation.eos_count;
-        for (int i = 0; i < generation.eos_count; i++) g->stop_ids[i] = generation.eos[i];
+        if (nmk_generation_config_read(o->checkpoint, &defaults, e)) goto out;
+        g->stop_count = defaults.eos_count;
+        for (int i = 0; i < defaults.eos_count; i++) g->stop_ids[i] = defaults.eos[i];
         if (!o->random_weights && nmk_checkpoint_open(&checkpoint, o->checkpoint, &tables, e)) goto out;
     }
-    g->variant = &nmk_built_in;
-    if (o->variant) {
-        if (o->kernel) {
-            nmk_fail(e, "a kernel and a variant, which brings its own: expected one of them");
-            goto out;
-        }
-        if (nmk_variant_open(&g->opened, o->variant, e)) goto out;
-        g->variant = g->opened;
-    }
-    if (open_machine(&g->machine, g->variant, o, e)) goto out;
+    if (open_machine(g, o, e)) goto out;
     g->steps_ahead = o->steps_ahead > 0 ? o->steps_ahead : STEPS_AHEAD_DEFAULT;
     if (g->steps_ahead > g->machine->most_ahead) g->steps_ahead = g->machine->most_ahead;
     nmk_engine_set_ring(g, o->ring_stages, o->in_flight);
@@ -275,6 +296,7 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     if (g->machine->calls->wait_all(g->machine, e)) goto out;
 
     g->stats.model = nmk_model_name, g->stats.device = g->machine->name, g->stats.on_gpu = g->machine->on_gpu;
+    g->stats.columns = g->columns, g->stats.rows = g->rows;
     g->stats.max_len = longest_row(g), g->stats.vocab = g->vocab, g->stats.stop_count = g->stop_count;
     memcpy(g->stats.stop_ids, g->stop_ids, sizeof g->stop_ids);
     const nmk_jit_result *kernel = &g->machine->kernel;
@@ -425,7 +447,7 @@ int nmk_engine_set_adjust(nmk_engine *g, int row, const nmk_sampler *s, const in
 const nmk_logprobs *nmk_engine_logprobs(const nmk_engine *g, uint64_t number, int column, const nmk_sampler *s,
                                         nmk_logprobs *l) {
     if (!s->logprobs) return NULL;
-    const nmk_tops *from = &g->machine->tops[number % NMK_OUT_RING * NMK_COLUMNS + (uint64_t)column];
+    const nmk_tops *from = &g->machine->tops[number % NMK_OUT_RING * (uint64_t)g->columns + (uint64_t)column];
     *l = (nmk_logprobs){.chosen = from->chosen, .count = s->logprobs - 1};
     memcpy(l->id, from->id, sizeof l->id);
     memcpy(l->logprob, from->logprob, sizeof l->logprob);
@@ -453,17 +475,33 @@ nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_
                         .repetition = sampler->repetition_penalty != 0 ? sampler->repetition_penalty : 1};
 }
 
-int nmk_engine_set_columns(nmk_engine *g, const nmk_column column[NMK_COLUMNS], nmk_err *e) {
-    return g->machine->calls->queue_write(g->machine, g->params.control + offsetof(nmk_control, column), column,
-                                          sizeof(nmk_column) * NMK_COLUMNS, e);
+int nmk_engine_set_some_columns(nmk_engine *g, int first, int count, const nmk_column *column, nmk_err *e) {
+    assert(first >= 0 && first + count <= g->columns);
+    return g->machine->calls->queue_write(g->machine, g->params.control + sizeof *column * (uint64_t)first, column,
+                                          sizeof *column * (uint64_t)count, e);
 }
 
-int nmk_engine_set_control(nmk_engine *g, const nmk_control *control, nmk_err *e) {
-    return g->machine->calls->queue_write(g->machine, g->params.control, control, sizeof *control, e);
+int nmk_engine_set_columns(nmk_engine *g, const nmk_column *column, nmk_err *e) {
+    return nmk_engine_set_some_columns(g, 0, g->columns, column, e);
 }
 
-int nmk_engine_get_control(nmk_engine *g, nmk_control *control, nmk_err *e) {
-    return g->machine->calls->read(g->machine, control, g->params.control, sizeof *control, e);
+/* nmk_control with as many columns as this generation has. */
+int nmk_engine_set_control(nmk_engine *g, const int32_t *stop_ids, int stop_count, nmk_err *e) {
+    const size_t columns_bytes = sizeof(nmk_column) * (size_t)g->columns;
+    uint8_t *control = xcalloc(1, g->generation->control_bytes);
+    nmk_column *column = (nmk_column *)(void *)control;
+    assert(stop_count <= NMK_STOP_IDS);
+    for (int c = 0; c < g->columns; c++) column[c] = nmk_column_idle();
+    if (stop_count) memcpy(control + columns_bytes, stop_ids, sizeof *stop_ids * (size_t)stop_count);
+    const int32_t count = stop_count;
+    memcpy(control + columns_bytes + sizeof(int32_t) * NMK_STOP_IDS, &count, sizeof count);
+    int rc = g->machine->calls->queue_write(g->machine, g->params.control, control, g->generation->control_bytes, e);
+    free(control);
+    return rc;
+}
+
+int nmk_engine_get_columns(nmk_engine *g, nmk_column *column, nmk_err *e) {
+    return g->machine->calls->read(g->machine, column, g->params.control, sizeof *column * (uint64_t)g->columns, e);
 }
 
 /* ---- steps ---- */
@@ -473,7 +511,7 @@ int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_params *p = &g->params;
     if (m->calls->wait_all(m, e) || m->calls->fill(m, p->counters, 0, counters_bytes(g), e) ||
-        m->calls->fill(m, p->tickets, 0, TICKETS_BYTES, e) || m->calls->fill(m, p->abort, 0, LINE_BYTES, e) ||
+        m->calls->fill(m, p->tickets, 0, tickets_bytes(g), e) || m->calls->fill(m, p->abort, 0, LINE_BYTES, e) ||
         m->calls->wait_all(m, e))
         return -1;
     memset((void *)(uintptr_t)m->hang, 0, sizeof *m->hang * NMK_HANGS);
@@ -483,13 +521,13 @@ int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
 
 int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e) {
     nmk_params *p = &g->params;
-    assert(live >= 0 && live <= NMK_COLUMNS);
+    assert(live >= 0 && live <= g->columns);
     p->epoch++;
     p->out_row = (int32_t)(g->steps % NMK_OUT_RING);
     p->in_flight = g->in_flight ? g->in_flight : g->variant->in_flight[live > 0 ? live - 1 : 0];
     /* The producer waits for what has landed by its place in the ring, so no more than the ring can be on its way. */
     if (p->in_flight > p->ring_stages) p->in_flight = p->ring_stages;
-    for (int c = 0; c < NMK_COLUMNS; c++) g->machine->out[p->out_row * NMK_COLUMNS + c] = NOT_WRITTEN;
+    for (int c = 0; c < g->columns; c++) g->machine->out[p->out_row * g->columns + c] = NOT_WRITTEN;
     if (g->machine->calls->queue_step(g->machine, p, e)) {
         nmk_err second = {0};
         if (nmk_engine_restart(g, &second)) nmk_fail_in(e, "the engine is lost");
@@ -520,23 +558,23 @@ int nmk_engine_wait_step(nmk_engine *g, uint64_t number, const int32_t **out, nm
     nmk_machine *m = g->machine;
     assert(number < g->steps && g->steps - number <= NMK_OUT_RING);
     if (m->calls->wait_step(m, number, e)) return -1;
-    const int32_t *row = m->out + number % NMK_OUT_RING * NMK_COLUMNS;
+    const int32_t *row = m->out + number % NMK_OUT_RING * (uint64_t)g->columns;
     bool whole = true;
-    for (int c = 0; c < NMK_COLUMNS; c++) whole &= row[c] >= -1;
+    for (int c = 0; c < g->columns; c++) whole &= row[c] >= -1;
     if (!whole) return describe_hang(g, e);
     if (out) *out = row;
     return 0;
 }
 
-int nmk_engine_step(nmk_engine *g, const nmk_column *column, int32_t out[NMK_COLUMNS], nmk_err *e) {
+int nmk_engine_step(nmk_engine *g, const nmk_column *column, int32_t *out, nmk_err *e) {
     uint64_t number;
     const int32_t *row;
     int live = 0;
-    for (int c = 0; column && c < NMK_COLUMNS; c++) live += column[c].pos >= 0;
+    for (int c = 0; column && c < g->columns; c++) live += column[c].pos >= 0;
     if (g->machine->calls->enter(g->machine, e)) return -1;
     if (column && nmk_engine_set_columns(g, column, e)) return -1;
     if (nmk_engine_queue_step(g, live, &number, e) || nmk_engine_wait_step(g, number, &row, e)) return -1;
-    if (out) memcpy(out, row, sizeof *out * NMK_COLUMNS);
+    if (out) memcpy(out, row, sizeof *out * (size_t)g->columns);
     return 0;
 }
 
@@ -551,7 +589,7 @@ int nmk_engine_run(nmk_engine *g, int count, int live, double *ms, int32_t *out,
         const int32_t *row;
         if (nmk_engine_wait_step(g, first + (uint64_t)done, &row, e)) return -1;
         if (ms) ms[done] = g->machine->calls->step_ms(g->machine, first + (uint64_t)done);
-        if (out) memcpy(out + done * NMK_COLUMNS, row, sizeof *out * NMK_COLUMNS);
+        if (out) memcpy(out + done * g->columns, row, sizeof *out * (size_t)g->columns);
     }
     return 0;
 }
@@ -559,7 +597,7 @@ int nmk_engine_run(nmk_engine *g, int count, int live, double *ms, int32_t *out,
 /* ---- generating ---- */
 
 static int check_requests(const nmk_engine *g, const nmk_request *rq, int count, nmk_err *e) {
-    if (count < 1 || count > nmk_rows) return nmk_fail(e, "%d prompts at once: 1 to %d are possible", count, nmk_rows);
+    if (count < 1 || count > g->rows) return nmk_fail(e, "%d prompts at once: 1 to %d are possible", count, g->rows);
     for (int r = 0; r < count; r++) {
         if (rq[r].prompt_tokens < 1) return nmk_fail(e, "prompt %d is empty", r + 1);
         if (rq[r].prompt_tokens >= g->max_len)
@@ -575,16 +613,16 @@ static int check_requests(const nmk_engine *g, const nmk_request *rq, int count,
     return 0;
 }
 
-/* All but the last token of a prompt, NMK_POSITIONS a step, cut at multiples of that.  Waits for no step before
+/* All but the last token of a prompt, `positions` a step, cut at multiples of that.  Waits for no step before
  * `first`: those of an earlier call may have been given up. */
 static int feed_prompt(nmk_engine *g, int row, const nmk_request *rq, uint64_t first, nmk_err *e) {
-    int end = rq->prompt_tokens - 1;
-    for (int base = 0; base < end; base += NMK_POSITIONS) {
-        nmk_column column[NMK_COLUMNS];
+    const int end = rq->prompt_tokens - 1, positions = g->generation->positions;
+    for (int base = 0; base < end; base += positions) {
+        nmk_column column[NMK_ROWS];
         int live = 0;
-        for (int c = 0; c < NMK_COLUMNS; c++) {
+        for (int c = 0; c < g->columns; c++) {
             column[c] = nmk_column_idle();
-            if (c >= NMK_POSITIONS || base + c >= end) continue;
+            if (c >= positions || base + c >= end) continue;
             column[c].token = rq->prompt[base + c], column[c].pos = base + c, column[c].base = base;
             column[c].slot = row, column[c].remaining = 1, live++;
         }
@@ -607,7 +645,7 @@ typedef struct {
     nmk_engine *engine;
     nmk_request *rq;
     int count, live;
-    int limit[NMK_COLUMNS]; /* tokens a row may generate */
+    int limit[NMK_ROWS]; /* tokens a row may generate */
     bool stops;
     nmk_token_fn on_token;
     void *user;
@@ -638,8 +676,7 @@ static int deliver(batch *b, uint64_t step, const int32_t *out, nmk_err *e) {
         if (b->on_token && b->on_token(b->user, r, token, nmk_engine_logprobs(g, step, r, &rq->sampler, &logprobs)) &&
             rq->finish == NMK_FINISH_NONE) {
             int32_t ended = -1; /* the machine stops the column too, a few steps later */
-            uint64_t pos = g->params.control + offsetof(nmk_control, column) + sizeof(nmk_column) * (uint64_t)r +
-                           offsetof(nmk_column, pos);
+            uint64_t pos = g->params.control + sizeof(nmk_column) * (uint64_t)r + offsetof(nmk_column, pos);
             rq->finish = NMK_FINISH_CANCEL;
             if (g->machine->calls->queue_write(g->machine, pos, &ended, sizeof ended, e)) return -1;
         }
@@ -650,8 +687,8 @@ static int deliver(batch *b, uint64_t step, const int32_t *out, nmk_err *e) {
 
 static int decode(batch *b, nmk_err *e) {
     nmk_engine *g = b->engine;
-    nmk_column column[NMK_COLUMNS];
-    for (int r = 0; r < NMK_COLUMNS; r++) {
+    nmk_column column[NMK_ROWS];
+    for (int r = 0; r < g->columns; r++) {
         column[r] = nmk_column_idle();
         if (r >= b->count) continue;
         const nmk_request *rq = &b->rq[r];
@@ -695,11 +732,7 @@ int nmk_engine_generate(nmk_engine *g, nmk_request *rq, int count, unsigned flag
         if (nmk_engine_take_row(g, r, rq[r].prompt_tokens + b.limit[r], e)) goto out;
         taken++;
     }
-    nmk_control control = {0};
-    for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
-    control.stop_count = b.stops ? g->stop_count : 0;
-    for (int i = 0; i < control.stop_count; i++) control.stop_ids[i] = g->stop_ids[i];
-    if (nmk_engine_set_control(g, &control, e)) goto out;
+    if (nmk_engine_set_control(g, g->stop_ids, b.stops ? g->stop_count : 0, e)) goto out;
 
     uint64_t start_ns = nmk_now_ns(), first = g->steps;
     for (int r = 0; r < count; r++)
@@ -729,12 +762,14 @@ static const nmk_buffer *find_buffer(const nmk_buffer *list, int count, const ch
     return NULL;
 }
 
-const nmk_buffer *nmk_engine_buffer(const char *name) { return find_buffer(nmk_buffers, nmk_buffer_count, name); }
+const nmk_buffer *nmk_engine_buffer(const nmk_engine *g, const char *name) {
+    return g->opened ? find_buffer(g->opened->buffers, g->opened->buffer_count, name)
+                     : find_buffer(g->generation->buffers, *g->generation->buffer_count, name);
+}
 
 static int buffer_part(const nmk_engine *g, const char *name, uint64_t offset, uint64_t bytes, uint64_t *address,
                        nmk_err *e) {
-    const nmk_buffer *b =
-        g->opened ? find_buffer(g->opened->buffers, g->opened->buffer_count, name) : nmk_engine_buffer(name);
+    const nmk_buffer *b = nmk_engine_buffer(g, name);
     if (!b) return nmk_fail(e, "no buffer %s in %s", name, nmk_model_name);
     if (offset > (uint64_t)b->bytes || bytes > (uint64_t)b->bytes - offset)
         return nmk_fail(e, "buffer %s has %lld bytes: no %llu at %llu", name, (long long)b->bytes,

@@ -3,6 +3,7 @@
 #define NMK_ENGINE_H
 
 #include "abi.h"
+#include "generation.h"
 #include "kv.h"
 #include "machine.h"
 #include "nmk.h"
@@ -10,9 +11,11 @@
 
 struct nmk_engine {
     nmk_machine *machine;
-    const nmk_variant *variant; /* the schedule that runs */
-    nmk_variant *opened;        /* the same if it came from a folder */
-    nmk_params params;          /* of the next step, apart from what queue_step sets */
+    const nmk_generation *generation; /* what runs, */
+    int columns, rows;                /* its columns; sequences at once, no more than those */
+    const nmk_variant *variant;       /* and its schedule */
+    nmk_variant *opened;              /* the same if it came from a folder */
+    nmk_params params;                /* of the next step, apart from what queue_step sets */
     nmk_kv kv;
     int32_t *lists; /* host copy */
     int stop_ids[NMK_STOP_IDS], stop_count;
@@ -44,17 +47,19 @@ nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_
 int nmk_engine_set_adjust(nmk_engine *engine, int row, const nmk_sampler *sampler, const int32_t *prompt,
                           int prompt_tokens, const int32_t *generated, int generated_tokens, nmk_err *e);
 
-/* Queued: the columns, or the whole control block, for the steps queued after it. */
-int nmk_engine_set_columns(nmk_engine *engine, const nmk_column column[NMK_COLUMNS], nmk_err *e);
-int nmk_engine_set_control(nmk_engine *engine, const nmk_control *control, nmk_err *e);
-int nmk_engine_get_control(nmk_engine *engine, nmk_control *control, nmk_err *e);
+/* Queued: the columns, for the steps queued after it; or those from `first` on; or the whole control block, with idle
+ * columns. */
+int nmk_engine_set_columns(nmk_engine *engine, const nmk_column *column, nmk_err *e);
+int nmk_engine_set_some_columns(nmk_engine *engine, int first, int count, const nmk_column *column, nmk_err *e);
+int nmk_engine_set_control(nmk_engine *engine, const int32_t *stop_ids, int stop_count, nmk_err *e);
+int nmk_engine_get_columns(nmk_engine *engine, nmk_column *column, nmk_err *e);
 
 /* ---- steps ---- */
 
 /* Queues one step; `live` columns choose the in-flight cap. */
 int nmk_engine_queue_step(nmk_engine *engine, int live, uint64_t *number, nmk_err *e);
 
-/* Waits for a step and points *out at its NMK_COLUMNS tokens (-1: not sampled), good for NMK_OUT_RING steps.  A hang
+/* Waits for a step and points *out at its columns' tokens (-1: not sampled), good for NMK_OUT_RING steps.  A hang
  * (the kernel's record, or an output that is not written or below -1) is described and cleared: counters, tickets and
  * epoch start again, queued steps are gone. */
 int nmk_engine_wait_step(nmk_engine *engine, uint64_t number, const int32_t **out, nmk_err *e);
@@ -64,19 +69,19 @@ const nmk_logprobs *nmk_engine_logprobs(const nmk_engine *engine, uint64_t numbe
                                         const nmk_sampler *sampler, nmk_logprobs *logprobs);
 
 /* Sets columns (NULL: leaves them), runs one step, copies its tokens (out may be NULL). */
-int nmk_engine_step(nmk_engine *engine, const nmk_column *column, int32_t out[NMK_COLUMNS], nmk_err *e);
+int nmk_engine_step(nmk_engine *engine, const nmk_column *column, int32_t *out, nmk_err *e);
 
 /* For after a step that did not run to its end: counters, tickets, epoch and the record of a hang start again from
  * zero.  Waits for what is queued. */
 int nmk_engine_restart(nmk_engine *engine, nmk_err *e);
 
 /* `count` steps queued back to back; ms[count] (or NULL) gets each step's time from the end of the one before,
- * out[count][NMK_COLUMNS] (or NULL) the tokens. */
+ * out[count][columns] (or NULL) the tokens. */
 int nmk_engine_run(nmk_engine *engine, int count, int live, double *ms, int32_t *out, nmk_err *e);
 
 /* ---- memory ---- */
 
-const nmk_buffer *nmk_engine_buffer(const char *name); /* of the schedule built in; NULL: none of that name */
+const nmk_buffer *nmk_engine_buffer(const nmk_engine *engine, const char *name); /* NULL: none of that name */
 int nmk_engine_read(nmk_engine *engine, const char *buffer, void *dst, uint64_t offset, uint64_t bytes, nmk_err *e);
 int nmk_engine_write(nmk_engine *engine, const char *buffer, const void *src, uint64_t offset, uint64_t bytes,
                      nmk_err *e);

@@ -14,6 +14,8 @@
 #include "cuda.h"
 #include "hang.h"
 
+#undef NMK_COLUMNS /* of one generation: n->columns it is */
+
 enum {
     EVENTS = 65, /* the last 64 steps and the one before */
     STAGES = 32,
@@ -38,6 +40,7 @@ typedef struct {
     CUstream stream;
     CUmodule module;
     CUfunction step;
+    const nmk_generation *generation;
     CUevent step_done[EVENTS];
     uint64_t steps; /* queued */
     staging small, large;
@@ -200,7 +203,8 @@ static int gpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     gpu_machine *g = of(m);
     nmk_params params = *p; /* copied at the launch */
     void *arguments[] = {&params};
-    CU(e, cuLaunchKernel(g->step, NMK_SMS, 1, 1, NMK_THREADS, 1, 1, NMK_SMEM_BYTES, g->stream, arguments, NULL));
+    const unsigned threads = (unsigned)g->generation->threads, smem_bytes = (unsigned)g->generation->smem_bytes;
+    CU(e, cuLaunchKernel(g->step, NMK_SMS, 1, 1, threads, 1, 1, smem_bytes, g->stream, arguments, NULL));
     CU(e, cuEventRecord(g->step_done[g->steps % EVENTS], g->stream));
     g->steps++;
     return 0;
@@ -268,9 +272,10 @@ static void on_compile(void *options) { tell(options, NMK_PHASE_COMPILE, 0); }
 /* Loading refuses a cubin of a toolkit whose major version is newer than the driver's: that gets its own words. */
 static int load_kernel(gpu_machine *g, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = &g->base;
+    const nmk_generation *n = g->generation;
     nmk_jit_request request = {.name = "megakernel.cu",
-                               .source = nmk_kernel_source,
-                               .source_bytes = (size_t)(nmk_kernel_source_end - nmk_kernel_source),
+                               .source = n->kernel,
+                               .source_bytes = (size_t)(n->kernel_end - n->kernel),
                                .arch = nmk_target_arch,
                                .allow_spills = o->allow_spills,
                                .on_compile = on_compile,
@@ -301,12 +306,12 @@ static int load_kernel(gpu_machine *g, const nmk_variant *v, const nmk_options *
         return -1;
     }
     CU(e, cuModuleGetFunction(&g->step, g->module, "nmk_step"));
-    CU(e, cuFuncSetAttribute(g->step, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, NMK_SMEM_BYTES));
+    CU(e, cuFuncSetAttribute(g->step, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, n->smem_bytes));
     int blocks = 0;
-    CU(e, cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, g->step, NMK_THREADS, NMK_SMEM_BYTES));
+    CU(e, cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, g->step, n->threads, (size_t)n->smem_bytes));
     if (blocks < 1)
         return nmk_fail(e, "%s: a block of the kernel does not fit an SM (%d threads, %d bytes of shared memory)",
-                        m->name, NMK_THREADS, NMK_SMEM_BYTES);
+                        m->name, n->threads, n->smem_bytes);
     m->kernel_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
     tell(o, NMK_PHASE_LOAD, 1);
     return 0;
@@ -314,10 +319,12 @@ out:
     return -1;
 }
 
-int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
+int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_generation *n, const nmk_variant *v,
+                         const nmk_options *o, nmk_err *e) {
     gpu_machine *g = xcalloc(1, sizeof *g);
     nmk_machine *m = &g->base;
-    m->calls = &calls, m->on_gpu = true, m->most_ahead = 32;
+    const size_t tokens = (size_t)NMK_OUT_RING * (size_t)n->columns;
+    m->calls = &calls, m->on_gpu = true, m->most_ahead = 32, g->generation = n;
     nmk_gpu_needs needs = {.name = nmk_target_arch, .sms = NMK_SMS, .smem_bytes = NMK_SMEM_BYTES};
     if (sscanf(nmk_target_arch, "sm_%1d%1d", &needs.major, &needs.minor) != 2) {
         nmk_fail(e, "target architecture %s: expected something like sm_90a", nmk_target_arch);
@@ -335,9 +342,9 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_variant *v,
     if (open_staging(&g->small, STAGES, STAGE_BYTES, e) || open_staging(&g->large, LARGE_STAGES, NMK_QUEUED_BYTES, e))
         goto out;
     void *p;
-    if (mapped(&p, &m->out_address, sizeof(int32_t) * NMK_OUT_RING * NMK_COLUMNS, e)) goto out;
+    if (mapped(&p, &m->out_address, sizeof(int32_t) * tokens, e)) goto out;
     m->out = p;
-    if (mapped(&p, &m->tops_address, sizeof(nmk_tops) * NMK_OUT_RING * NMK_COLUMNS, e)) goto out;
+    if (mapped(&p, &m->tops_address, sizeof(nmk_tops) * tokens, e)) goto out;
     m->tops = p;
     if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_HANGS, e)) goto out;
     m->hang = p;

@@ -46,7 +46,7 @@ bool nmk_cubin_sizes(const void *cubin, size_t bytes, size_t *text_bytes, size_t
 /* Reads registers, spills and stack out of ptxas -v lines; false if there are none. */
 bool nmk_ptxas_parse(const char *log, nmk_jit_result *result);
 
-/* The emitted megakernel.cu of the model this program was built for (kernel_source.c). */
+/* The emitted megakernel.cu of one generation (kernel_source.c). */
 extern const char nmk_kernel_source[], nmk_kernel_source_end[]; /* end: the terminating 0 */
 
 #endif

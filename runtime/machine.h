@@ -6,6 +6,7 @@
 #define NMK_MACHINE_H
 
 #include "abi.h"
+#include "generation.h"
 #include "jit.h"
 #include "nmk.h"
 #include "util.h"
@@ -26,8 +27,8 @@ struct nmk_machine {
     uint64_t memory_bytes, taken_bytes; /* in all; given out by alloc so far */
     int sms;                            /* of the GPU */
     double nominal_bytes_per_s;         /* likewise; 0: not known */
-    int32_t *out;                       /* [NMK_OUT_RING][NMK_COLUMNS], readable by the host while steps run */
-    nmk_tops *tops;                     /* [NMK_OUT_RING][NMK_COLUMNS], likewise */
+    int32_t *out;                       /* [NMK_OUT_RING][columns], readable by the host while steps run */
+    nmk_tops *tops;                     /* [NMK_OUT_RING][columns], likewise */
     volatile nmk_hang *hang;            /* [NMK_HANGS], likewise */
     uint64_t out_address, tops_address, hang_address; /* of the three, for nmk_params */
     nmk_jit_result kernel;                            /* of the GPU: resources; log and cubin already freed */
@@ -60,10 +61,11 @@ struct nmk_machine_calls {
 /* An nmk_progress of a machine's load_weights: user is the nmk_options. */
 void nmk_machine_progress(void *options, uint64_t done, uint64_t total);
 
-/* The variant is the schedule whose lists it will be given; it must outlive the machine. */
-int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_variant *variant, const nmk_options *options,
-                         nmk_err *e);
-int nmk_cpu_machine_open(nmk_machine **machine, const nmk_variant *variant, const nmk_options *options, nmk_err *e);
+/* The variant is the schedule of the generation whose lists it will be given; it must outlive the machine. */
+int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_generation *generation, const nmk_variant *variant,
+                         const nmk_options *options, nmk_err *e);
+int nmk_cpu_machine_open(nmk_machine **machine, const nmk_generation *generation, const nmk_variant *variant,
+                         const nmk_options *options, nmk_err *e);
 
 /* CPU only: the experts of later steps are chosen by the router logits of this arena (NMK_ARENA_BYTES, kept by the
  * caller), NULL: by its own. */

@@ -1,8 +1,8 @@
 /* nmk: runs one generated model.  The only header that programs on top of the runtime include.
  *
- * An engine holds a model's weights on one machine (a GPU or this CPU), the pages of keys and values of up to
- * nmk_rows sequences, and the step loop.  One thread at a time may use an engine.  Strings and arrays passed in stay
- * the caller's and are not kept, unless said otherwise.  Functions return 0, or -1 with a message in *e. */
+ * An engine holds a model's weights on one machine (a GPU or this CPU), the pages of keys and values of the sequences
+ * that it decodes together, and the step loop.  One thread at a time may use an engine.  Strings and arrays passed in
+ * stay the caller's and are not kept, unless said otherwise.  Functions return 0, or -1 with a message in *e. */
 #ifndef NMK_H
 #define NMK_H
 
@@ -13,7 +13,8 @@
 #include "err.h"
 
 enum { NMK_ROWS = 64 };    /* sequences an engine decodes together, at most */
-extern const int nmk_rows; /* those that this model's does */
+extern const int nmk_rows; /* those that this program's does, unless it is opened for another number, */
+int nmk_most_rows(void);   /* at most this one */
 
 typedef struct nmk_engine nmk_engine;
 
@@ -31,8 +32,9 @@ typedef struct {
     const char *device;     /* "auto" or NULL: cuda:0 if there is a driver and a GPU, else cpu; "cpu"; "cuda:N" */
     bool random_weights;    /* instead of the checkpoint's */
     uint64_t weights_seed;
+    int max_batch;       /* sequences decoded together: steps have the columns for them; 0: nmk_rows */
     int max_len;         /* tokens a sequence may have, prompt included; 0: what the model allows, at most 256 Ki */
-    uint64_t kv_bytes;   /* most memory for keys and values; 0: what nmk_rows sequences need, within memory_share */
+    uint64_t kv_bytes;   /* most memory for keys and values; 0: what max_batch sequences need, within memory_share */
     int cpu_threads;     /* of the CPU machine; 0: one per core, at most 16 */
     int ring_stages;     /* depth of the weight ring, at most as generated; 0: as generated */
     int in_flight;       /* ring stages on their way at once; 0: as generated for the number of rows */
@@ -110,7 +112,7 @@ typedef int (*nmk_token_fn)(void *user, int index, int32_t token, const nmk_logp
 
 enum { NMK_IGNORE_STOP = 1 }; /* go on after stop ids */
 
-/* Feeds all prompts and decodes them together as one ragged batch, to the end of all; count is at most nmk_rows.
+/* Feeds all prompts and decodes them together as one ragged batch, to the end of all; count is at most stats.rows.
  * After a failure the engine is usable again unless the message says that it is lost. */
 int nmk_engine_generate(nmk_engine *engine, nmk_request *requests, int count, unsigned flags, nmk_token_fn on_token,
                         void *user, nmk_err *e);
@@ -118,7 +120,8 @@ int nmk_engine_generate(nmk_engine *engine, nmk_request *requests, int count, un
 typedef struct {
     const char *model, *device; /* the engine's; device: "cuda:0 (NVIDIA H200)" or "cpu (2 threads)" */
     bool on_gpu;
-    int max_len; /* tokens of a sequence: the option's, or as many as the memory for keys and values holds */
+    int rows, columns; /* sequences decoded together; of a step */
+    int max_len;       /* tokens of a sequence: the option's, or as many as the memory for keys and values holds */
     int vocab;
     int stop_ids[16], stop_count;
     int layers, experts, experts_per_token;
@@ -141,7 +144,7 @@ typedef struct {
 void nmk_engine_stats(const nmk_engine *engine, nmk_stats *stats);
 
 /* Bytes that a step streams which decodes `rows` rows of `context` tokens, each byte once, if routing is uniform: what
- * bounds its speed.  1 <= rows <= nmk_rows. */
+ * bounds its speed.  1 <= rows <= nmk_most_rows(). */
 uint64_t nmk_step_bytes(int rows, int context);
 
 #endif

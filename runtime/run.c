@@ -38,7 +38,7 @@ typedef struct {
     nmk_options options;
     prompt_arg prompt[NMK_ROWS];
     int prompts;
-    int64_t max_tokens, max_len, threads, ring_stages, in_flight;
+    int64_t max_batch, max_tokens, max_len, threads, ring_stages, in_flight;
     nmk_sampler sampler;
     bool ids, ignore_eos, stats, help, version;
 } settings;
@@ -57,6 +57,7 @@ static const nmk_flag table[] = {
     {"--seed", "S", "of the sampling (0)"},
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
     {"--random-weights", "SEED", "in place of the checkpoint's weights"},
+    {"--max-batch", "N", "prompts that the steps have room for (as generated, or what the prompts need)"},
     {"--max-len", "N", "room for prompt and answer (what the prompts need)"},
     {"--threads", "N", "of the CPU machine (one per core)"},
     {"--ring-stages", "N", "depth of the GPU's weight ring (as generated)"},
@@ -75,7 +76,7 @@ static const nmk_flags flags = {.program = "nmk-run", .flag = table, .count = si
 
 static void usage(FILE *f) {
     fprintf(f, "usage: nmk-run --checkpoint DIR --prompt TEXT [flags]     (model %s, up to %d prompts)\n",
-            nmk_model_name, nmk_rows);
+            nmk_model_name, nmk_most_rows());
     nmk_flags_print(&flags, f, 24);
 }
 
@@ -121,13 +122,16 @@ static int set_flag(void *user, const char *name, const char *value) {
     if (!strcmp(name, "--kernel")) return s->options.kernel = value, 0;
     if (!strcmp(name, "--variant")) return s->options.variant = value, 0;
     if (!strncmp(name, "--prompt", 8)) {
-        if (s->prompts == nmk_rows)
-            return fprintf(stderr, "nmk-run: %s: at most %d prompt%s\n", name, nmk_rows, nmk_rows == 1 ? "" : "s"), 2;
+        const int most = nmk_most_rows();
+        if (s->prompts == most)
+            return fprintf(stderr, "nmk-run: %s: at most %d prompt%s\n", name, most, most == 1 ? "" : "s"), 2;
         s->prompt[s->prompts++] = (prompt_arg){name[8] ? name[9] : 't', value};
         return 0;
     }
     if (!strcmp(name, "--max-tokens"))
         return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_tokens) ? 0 : nmk_flag_bad(&flags, name, value, count);
+    if (!strcmp(name, "--max-batch"))
+        return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_batch) ? 0 : nmk_flag_bad(&flags, name, value, count);
     if (!strcmp(name, "--max-len"))
         return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_len) ? 0 : nmk_flag_bad(&flags, name, value, count);
     if (!strcmp(name, "--threads"))
@@ -162,6 +166,8 @@ static int read_flags(settings *s, int argc, char **argv) {
     if (s->help || s->version) return 0;
     if (!s->options.checkpoint && !s->options.random_weights)
         return fprintf(stderr, "nmk-run: --checkpoint DIR is needed (or --random-weights SEED)\n"), 2;
+    if (s->max_batch && s->max_batch < s->prompts)
+        return fprintf(stderr, "nmk-run: --max-batch %d: there are %d prompts\n", (int)s->max_batch, s->prompts), 2;
     if (!s->prompts) return fprintf(stderr, "nmk-run: --prompt TEXT is needed (or --prompt-ids, --prompt-file)\n"), 2;
     return 0;
 }
@@ -319,6 +325,7 @@ static int run(settings *s, nmk_err *e) {
     int64_t room = s->max_len ? s->max_len : longest + s->max_tokens;
     if (!s->max_len && room > NMK_MAX_CONTEXT) room = NMK_MAX_CONTEXT;
     s->options.max_len = (int)room;
+    s->options.max_batch = s->max_batch ? (int)s->max_batch : s->prompts > nmk_rows ? s->prompts : 0;
     s->options.cpu_threads = (int)s->threads;
     s->options.ring_stages = (int)s->ring_stages, s->options.in_flight = (int)s->in_flight;
     nmk_bar bar = {.terminal = isatty(STDERR_FILENO) ? stderr : NULL, .say = on_line};

@@ -6,25 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "generation.h"
+#include "nmk.h"
 #include "util.h"
 
 enum { VERSION = 1, MOST_BYTES = 256 << 20, NAME_BYTES = 64, MOST = 1 << 20 };
-
-const nmk_variant nmk_built_in = {
-    .max_tasks = NMK_MAX_TASKS,
-    .counters = NMK_COUNTERS,
-    .ring_stages = NMK_RING_STAGES,
-    .part_slots = NMK_PART_SLOTS,
-    .chunks_min = NMK_CHUNKS_MIN,
-    .chunks_max = NMK_CHUNKS_MAX,
-    .pages_per_chunk = NMK_PAGES_PER_CHUNK,
-    .pages_per_long_chunk = NMK_PAGES_PER_LONG_CHUNK,
-    .in_flight = nmk_in_flight,
-    .arena_bytes = NMK_ARENA_BYTES,
-    .node_count = NMK_NODES,
-    .nodes = nmk_nodes,
-    .counter_names = nmk_counter_names,
-};
 
 uint64_t nmk_kernel_hash(const char *text) {
     static const char mark[] = "#define NMK_HASH ";
@@ -185,30 +171,39 @@ out:
     return rc;
 }
 
-static int read_lists(reader *r, nmk_variant *v, uint64_t *kernel) {
+static const nmk_generation *generation_of(uint64_t abi) {
+    for (int i = 0; i < nmk_generation_count; i++)
+        if (*nmk_generations[i]->abi_hash == abi) return nmk_generations[i];
+    return NULL;
+}
+
+static int read_lists(reader *r, nmk_variant *v, const nmk_generation **generation, uint64_t *kernel) {
     char text[64];
     uint64_t abi, words, head, begin;
-    int64_t arena, split[4], in_flight[NMK_COLUMNS];
+    int64_t arena, split[4], in_flight[NMK_ROWS];
     const char *start = r->at;
     if (!next(r, "nmk-lists", text, sizeof text)) return -1;
     if (strtol(text, NULL, 10) != VERSION)
         return nmk_fail(r->e, "%s: version %s, this program reads %d", r->path, text, VERSION);
     if (same_word(r, "model", nmk_model_name)) return -1;
     if (!next(r, "target", text, sizeof text) || hash(r, "abi", &abi)) return -1;
-    if (abi != nmk_abi_hash)
-        return nmk_fail(r->e, "%s:%d: %s of another shape, target or version than this program's: build again", r->path,
-                        r->line - 1, nmk_model_name);
+    if (!(*generation = generation_of(abi)))
+        return nmk_fail(r->e,
+                        "%s:%d: %s of another shape, target, version or number of columns than this program's: build "
+                        "again",
+                        r->path, r->line - 1, nmk_model_name);
+    const int columns = (*generation)->columns;
     if (hash(r, "hash", &v->hash) || hash(r, "kernel", kernel) || hash(r, "words_hash", &words) ||
         number(r, "max_tasks", 1, NMK_HANG_TASK_MASK + 1, &v->max_tasks) ||
         number(r, "counters", 0, MOST, &v->counters) || number(r, "ring_stages", 1, 64, &v->ring_stages) ||
         numbers(r, "arena_bytes", 1, 1, INT64_MAX, &arena) || number(r, "part_slots", 0, MOST, &v->part_slots) ||
-        numbers(r, "split", 4, 1, MOST, split) || numbers(r, "in_flight", NMK_COLUMNS, 1, v->ring_stages, in_flight))
+        numbers(r, "split", 4, 1, MOST, split) || numbers(r, "in_flight", columns, 1, v->ring_stages, in_flight))
         return -1;
     v->arena_bytes = (uint64_t)arena;
     v->chunks_min = (int)split[0], v->chunks_max = (int)split[1];
     v->pages_per_chunk = (int)split[2], v->pages_per_long_chunk = (int)split[3];
-    int *stages = xcalloc(NMK_COLUMNS, sizeof *stages);
-    for (int i = 0; i < NMK_COLUMNS; i++) stages[i] = (int)in_flight[i];
+    int *stages = xcalloc((size_t)columns, sizeof *stages);
+    for (int i = 0; i < columns; i++) stages[i] = (int)in_flight[i];
     v->in_flight = stages;
     if (read_buffers(r, v) || read_nodes(r, v) || read_counters(r, v)) return -1;
     begin = fnv(start, (size_t)(r->at - start));
@@ -218,7 +213,7 @@ static int read_lists(reader *r, nmk_variant *v, uint64_t *kernel) {
     return read_words(r, v, words);
 }
 
-int nmk_variant_open(nmk_variant **variant, const char *folder, nmk_err *e) {
+int nmk_variant_open(nmk_variant **variant, const nmk_generation **generation, const char *folder, nmk_err *e) {
     int rc = -1;
     char *lists_path = xasprintf("%s/lists", folder), *kernel_path = xasprintf("%s/megakernel.cu", folder),
          *data = NULL;
@@ -227,7 +222,7 @@ int nmk_variant_open(nmk_variant **variant, const char *folder, nmk_err *e) {
     nmk_variant *v = xcalloc(1, sizeof *v);
     if (nmk_file_read(&data, &bytes, lists_path, MOST_BYTES, e)) goto out;
     reader r = {.path = lists_path, .at = data, .end = data + bytes, .line = 1, .e = e};
-    if (read_lists(&r, v, &kernel)) goto out;
+    if (read_lists(&r, v, generation, &kernel)) goto out;
     if (nmk_file_read(&v->kernel, &bytes, kernel_path, MOST_BYTES, e)) goto out;
     if (fnv(v->kernel, bytes) != kernel || nmk_kernel_hash(v->kernel) != v->hash) {
         nmk_fail(e, "%s: is not the kernel that nmkgen wrote together with %s", kernel_path, lists_path);
@@ -250,12 +245,12 @@ void nmk_variant_free(nmk_variant *v) {
     free(v);
 }
 
-int32_t *nmk_variant_lists(const nmk_variant *v, nmk_err *e) {
+int32_t *nmk_variant_lists(const nmk_variant *v, const nmk_generation *generation, nmk_err *e) {
     const size_t words = (size_t)NMK_SMS * (size_t)v->max_tasks * NMK_DESC_WORDS;
     int32_t *lists = xcalloc(words, sizeof *lists), counts[NMK_SMS];
     if (v->lists)
         memcpy(lists, v->lists, words * sizeof *lists);
-    else if (nmk_encode(lists, counts)) {
+    else if (generation->encode(lists, counts)) {
         nmk_fail(e, "the task lists are not those that nmkgen proved: build again");
         free(lists);
         return NULL;

@@ -1,13 +1,16 @@
 /* A schedule: everything about a step that one model's generations can do differently.
  *
- * A program has the one that it was built with.  `nmkgen variant` writes others for it into a folder (a kernel and its
- * lists, gen/emit/lists.lua), which take the built-in one's place without a build.  What such a folder may not change,
- * weights and descriptors, constants and structs, is compared by nmk_abi_hash. */
+ * Each of a program's generations (generation.h) has the one that it was built with.  `nmkgen variant` writes others
+ * into a folder (a kernel and its lists, gen/emit/lists.lua), which take the place of the built-in one of their
+ * generation without a build.  What such a folder may not change, weights and descriptors, constants and structs, is
+ * compared by nmk_abi_hash. */
 #ifndef NMK_VARIANT_H
 #define NMK_VARIANT_H
 
 #include "abi.h"
 #include "err.h"
+
+struct nmk_generation;
 
 typedef struct nmk_variant {
     uint64_t hash; /* of its generation, as its kernel has it */
@@ -16,7 +19,7 @@ typedef struct nmk_variant {
     int ring_stages;
     int part_slots; /* places for what attention's chunks leave to combine */
     int chunks_min, chunks_max, pages_per_chunk, pages_per_long_chunk; /* how attention cuts a row's pages */
-    const int *in_flight;                                              /* [NMK_COLUMNS] by live columns - 1 */
+    const int *in_flight;                                              /* [columns] by live columns - 1 */
     uint64_t arena_bytes;
     int buffer_count; /* of a folder's */
     const nmk_buffer *buffers;
@@ -27,14 +30,15 @@ typedef struct nmk_variant {
     int32_t *lists; /* [NMK_SMS][max_tasks][NMK_DESC_WORDS], NULL: nmk_encode makes them */
 } nmk_variant;
 
-extern const nmk_variant nmk_built_in;
+extern const nmk_variant nmk_built_in; /* of the generation whose abi.h this is */
 
-/* Reads a folder.  0, and *variant is the caller's to free; or -1 with the file, the line and what was expected. */
-int nmk_variant_open(nmk_variant **variant, const char *folder, nmk_err *e);
+/* Reads a folder.  0, *variant is the caller's to free and *generation the one that it is for; or -1 with the file, the
+ * line and what was expected. */
+int nmk_variant_open(nmk_variant **variant, const struct nmk_generation **generation, const char *folder, nmk_err *e);
 void nmk_variant_free(nmk_variant *variant); /* NULL is fine */
 
 /* A variant's lists, for the caller to free; NULL, with a message, where the encoder does not give what was proved. */
-int32_t *nmk_variant_lists(const nmk_variant *variant, nmk_err *e);
+int32_t *nmk_variant_lists(const nmk_variant *variant, const struct nmk_generation *generation, nmk_err *e);
 
 /* The number after #define NMK_HASH in a kernel's text; 0: there is none. */
 uint64_t nmk_kernel_hash(const char *text);

@@ -28,17 +28,16 @@
 #include "engine.h"
 #include "tasks.h"
 
+/* Those of one generation: engine->columns it is. */
+#undef NMK_COLUMNS
+#undef NMK_POSITIONS
+
 enum {
-    HALVES =
-        2, /* of the columns that may feed a prompt: a chunk takes those of a half, where it stands changes no sum */
-    CHUNK = NMK_COLUMNS < NMK_POSITIONS * 2 ? NMK_COLUMNS / 2 : NMK_POSITIONS, /* of a prompt in one step, cut at
-                                                                                * multiples of it */
+    HALVES = 2, /* of the columns that may feed a prompt: a chunk has those of a half, where it stands changes no sum */
     FEED_AHEAD = 2,
     RECORDS = 64,
     PAGE = NMK_PAGE_TOKENS
 };
-_Static_assert(CHUNK > 0 && CHUNK * HALVES <= NMK_COLUMNS, "halves");
-_Static_assert(PAGE % CHUNK == 0, "a page begins with a chunk");
 
 typedef struct request request;
 struct request {
@@ -68,15 +67,17 @@ struct request {
 
 struct nmk_batch {
     nmk_engine *engine; /* what it can hold never changes, and other threads read that */
+    int columns, rows;  /* the engine's */
+    int chunk;          /* of a prompt in one step, cut at multiples of it */
     pthread_t thread;
     bool stopped; /* the thread has ended */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     /* by lock */
     bool closing;
-    bool cancels;              /* some request's mark is new */
-    request *first;            /* the queue: preempted ones as they started, then by turn, in a turn by id */
-    request *row[NMK_COLUMNS]; /* running, by slot of the page tables; changed by the thread alone */
+    bool cancels;           /* some request's mark is new */
+    request *first;         /* the queue: preempted ones as they started, then by turn, in a turn by id */
+    request *row[NMK_ROWS]; /* running, by slot of the page tables; changed by the thread alone */
     int most_waiting;
     uint64_t last_id;
     uint64_t turn; /* the latest that was served */
@@ -91,8 +92,8 @@ struct nmk_batch {
     bool tasks_wait;
     nmk_err why; /* it is lost */
     /* of the thread */
-    request *on[NMK_COLUMNS]; /* decodes in this column, as of the last queued step */
-    bool idle[NMK_COLUMNS];   /* the machine's column is known to be inactive after that step */
+    request *on[NMK_ROWS]; /* decodes in this column, as of the last queued step */
+    bool idle[NMK_ROWS];   /* the machine's column is known to be inactive after that step */
     int feed_half;
     uint64_t starts;   /* requests that got a row */
     uint64_t plans;    /* steps planned */
@@ -104,8 +105,8 @@ struct nmk_batch {
         int spare[2];
     } refused;
     struct {
-        uint64_t id[NMK_COLUMNS]; /* request whose token the step brings; 0: none */
-        uint64_t life[NMK_COLUMNS];
+        uint64_t id[NMK_ROWS]; /* request whose token the step brings; 0: none */
+        uint64_t life[NMK_ROWS];
         uint64_t queued_ns;
         int decoded, fed;
     } record[RECORDS];
@@ -162,15 +163,15 @@ static int own_way(const request *r, int p) {
 }
 
 /* The end of the chunk at `at`; not after `at` where tokens are decoded. */
-static int feed_end(const request *r) {
+static int feed_end(const nmk_batch *b, const request *r) {
     int p = r->at / PAGE, end = r->rq.prompt_tokens - 1, way = p < r->made ? r->fed[p] : own_way(r, p);
     if (end > p * PAGE + way) end = p * PAGE + way;
-    return end < r->at + CHUNK ? end : r->at + CHUNK;
+    return end < r->at + b->chunk ? end : r->at + b->chunk;
 }
 
-static bool is_fed(const request *r) { return feed_end(r) > r->at; }
+static bool is_fed(const nmk_batch *b, const request *r) { return feed_end(b, r) > r->at; }
 
-static bool decodes(const request *r) { return !is_fed(r) && r->at < end_of(r); }
+static bool decodes(const nmk_batch *b, const request *r) { return !is_fed(b, r) && r->at < end_of(r); }
 
 static bool ends_at(const request *r, int32_t token) {
     if (r->given < r->rq.min_tokens) return false;
@@ -188,7 +189,7 @@ static void add_token(request *r, int32_t token) {
 /* The running request that started next after `before` (NULL: first). */
 static request *next_started(const nmk_batch *b, const request *before) {
     request *found = NULL;
-    for (int s = 0; s < NMK_COLUMNS; s++) {
+    for (int s = 0; s < b->rows; s++) {
         request *r = b->row[s];
         if (r && (!before || r->started > before->started) && (!found || r->started < found->started)) found = r;
     }
@@ -311,7 +312,7 @@ static void end_waiting(nmk_batch *b, nmk_batch_end end, const char *message) {
 }
 
 static void end_running(nmk_batch *b, nmk_batch_end end, const char *message) {
-    for (int s = 0; s < NMK_COLUMNS; s++)
+    for (int s = 0; s < b->rows; s++)
         if (b->row[s]) finish(b, b->row[s], end, message);
 }
 
@@ -357,10 +358,8 @@ static void end_tasks(nmk_batch *b) {
 
 /* Columns idle, no stop ids: those are compared here. */
 static int clear_control(nmk_batch *b, nmk_err *e) {
-    nmk_control control = {0};
     nmk_machine *m = b->engine->machine;
-    for (int c = 0; c < NMK_COLUMNS; c++) control.column[c] = nmk_column_idle();
-    return m->calls->enter(m, e) || nmk_engine_set_control(b->engine, &control, e) ? -1 : 0;
+    return m->calls->enter(m, e) || nmk_engine_set_control(b->engine, NULL, 0, e) ? -1 : 0;
 }
 
 /* Once, whichever comes first: the loss or who wants to know of it. */
@@ -397,7 +396,7 @@ static void fail(nmk_batch *b, const nmk_err *why) {
     if (b->tasks) give_tasks(b, why->text);
     memset(b->idle, 0, sizeof b->idle);
     if (lost) lose(b, why); /* before anybody hears of it and asks again */
-    for (int s = 0; s < NMK_COLUMNS; s++)
+    for (int s = 0; s < b->rows; s++)
         if (b->row[s] && fail_request(b, b->row[s], why->text, lost, &second)) lost = true;
     nmk_kv_forget(&b->engine->kv);
     if (!lost) return;
@@ -412,7 +411,7 @@ static bool fits(const nmk_kv_shape *shape, const int pages[2], int tokens) {
 }
 
 static int free_slot(const nmk_batch *b) {
-    for (int s = 0; s < NMK_COLUMNS; s++)
+    for (int s = 0; s < b->rows; s++)
         if (!b->row[s]) return s;
     return -1;
 }
@@ -429,7 +428,7 @@ static int lacks(const nmk_batch *b, const request *r, int slot, int kind) {
 static int spare(const nmk_batch *b, int kind) {
     const nmk_kv *kv = &b->engine->kv;
     int need = 0, others = 0;
-    for (int s = 0; s < NMK_COLUMNS; s++)
+    for (int s = 0; s < b->rows; s++)
         if (b->row[s]) need += lacks(b, b->row[s], s, kind) + 1, others++;
     return others && kv->pages[kind] ? nmk_kv_available(kv, kind) - need : INT_MAX;
 }
@@ -481,15 +480,15 @@ static void leave_cancelled(nmk_batch *b) {
         take_from_queue(b, r);
         r->next = gone, gone = r;
     }
-    bool marked[NMK_COLUMNS];
-    for (int s = 0; s < NMK_COLUMNS; s++) marked[s] = some && b->row[s] && b->row[s]->cancelled;
+    bool marked[NMK_ROWS];
+    for (int s = 0; s < b->rows; s++) marked[s] = some && b->row[s] && b->row[s]->cancelled;
     pthread_mutex_unlock(&b->lock);
     while (gone) {
         request *r = gone;
         gone = r->next;
         tell_end(b, r, NMK_BATCH_CANCEL, NULL);
     }
-    for (int s = 0; s < NMK_COLUMNS; s++)
+    for (int s = 0; s < b->rows; s++)
         if (marked[s]) finish(b, b->row[s], NMK_BATCH_CANCEL, NULL);
 }
 
@@ -497,9 +496,10 @@ static void leave_cancelled(nmk_batch *b) {
 
 /* Prompts go on behind pages that are kept meanwhile. */
 static void jump_ahead(nmk_batch *b) {
-    for (int s = 0; s < NMK_COLUMNS; s++) {
+    for (int s = 0; s < b->rows; s++) {
         request *r = b->row[s];
-        if (r && is_fed(r) && r->at == b->engine->kv.row[s].known * PAGE) find_pages(b, r, s), count_prompt(b, r, true);
+        if (r && is_fed(b, r) && r->at == b->engine->kv.row[s].known * PAGE)
+            find_pages(b, r, s), count_prompt(b, r, true);
     }
 }
 
@@ -517,16 +517,16 @@ static bool shares_page(const nmk_batch *b, const request *r, const request *oth
 
 static request *next_fed(const nmk_batch *b, const request *before_it) {
     request *r = next_started(b, before_it);
-    while (r && !is_fed(r)) r = next_started(b, r);
+    while (r && !is_fed(b, r)) r = next_started(b, r);
     return r;
 }
 
 /* A row that rests and can go on, the one that waits longest first. */
 static request *next_ready(const nmk_batch *b) {
     request *found = NULL;
-    for (int s = 0; s < NMK_COLUMNS; s++) {
+    for (int s = 0; s < b->rows; s++) {
         request *r = b->row[s];
-        if (r && decodes(r) && r->column < 0 && r->at <= known(r) && r->since < b->plans &&
+        if (r && decodes(b, r) && r->column < 0 && r->at <= known(r) && r->since < b->plans &&
             (!found || r->since < found->since))
             found = r;
     }
@@ -539,13 +539,15 @@ static void take_column(nmk_batch *b, int c) {
 }
 
 /* Whether a column belongs to a prompt that is fed. */
-static bool feeds(request *const feed[HALVES], int c) { return c < HALVES * CHUNK && feed[c / CHUNK]; }
+static bool feeds(const nmk_batch *b, request *const feed[HALVES], int c) {
+    return c < HALVES * b->chunk && feed[c / b->chunk];
+}
 
 /* A column for a row: a free one, else that of the row that has had one longest; -1: none. */
 static int find_column(const nmk_batch *b, request *const feed[HALVES]) {
     int found = -1;
-    for (int c = 0; c < NMK_COLUMNS; c++) {
-        if (feeds(feed, c)) continue;
+    for (int c = 0; c < b->columns; c++) {
+        if (feeds(b, feed, c)) continue;
         if (!b->on[c]) return c;
         if (b->on[c]->since < b->plans && (found < 0 || b->on[c]->since < b->on[found]->since)) found = c;
     }
@@ -557,13 +559,13 @@ static void choose_fed(nmk_batch *b, request *feed[HALVES]) {
     int decoding = 0, in_half[HALVES] = {0};
     feed[0] = next_fed(b, NULL), feed[1] = NULL;
     if (!feed[0]) return;
-    for (int s = 0; s < NMK_COLUMNS; s++) decoding += b->row[s] && decodes(b->row[s]);
+    for (int s = 0; s < b->rows; s++) decoding += b->row[s] && decodes(b, b->row[s]);
     if (!decoding) {
         feed[1] = next_fed(b, feed[0]);
         while (feed[1] && shares_page(b, feed[1], feed[0])) feed[1] = next_fed(b, feed[1]);
         return;
     }
-    for (int c = 0; c < HALVES * CHUNK; c++) in_half[c / CHUNK] += b->on[c] != NULL;
+    for (int c = 0; c < HALVES * b->chunk; c++) in_half[c / b->chunk] += b->on[c] != NULL;
     if (in_half[0] != in_half[1]) b->feed_half = in_half[1] < in_half[0];
     if (b->feed_half) feed[1] = feed[0], feed[0] = NULL;
 }
@@ -574,9 +576,9 @@ static int make_room(nmk_batch *b, request *const feed[HALVES]) {
     nmk_kv *kv = &b->engine->kv;
     for (request *r = next_started(b, NULL); r; r = next_started(b, r)) {
         int slot = slot_of(b, r);
-        if (!decodes(r) && r != feed[0] && r != feed[1]) continue;
+        if (!decodes(b, r) && r != feed[0] && r != feed[1]) continue;
         nmk_kv_pass(kv, slot, r->at);
-        if (nmk_kv_grow(kv, slot, is_fed(r) ? feed_end(r) : r->at + 1)) {
+        if (nmk_kv_grow(kv, slot, is_fed(b, r) ? feed_end(b, r) : r->at + 1)) {
             request *last = r;
             for (request *next; (next = next_started(b, last));) last = next;
             /* what a request may need was compared with the pools when it came */
@@ -590,8 +592,8 @@ static int make_room(nmk_batch *b, request *const feed[HALVES]) {
 }
 
 static void feed_columns(nmk_batch *b, request *r, nmk_column *column, int group) {
-    int base = r->at, end = feed_end(r);
-    assert(base % CHUNK == 0);
+    int base = r->at, end = feed_end(b, r);
+    assert(base % b->chunk == 0);
     for (int i = 0; base + i < end; i++)
         column[i] = (nmk_column){.token = r->token[base + i],
                                  .pos = base + i,
@@ -601,7 +603,7 @@ static void feed_columns(nmk_batch *b, request *r, nmk_column *column, int group
                                  .remaining = 1};
     r->at = end;
     count_prompt(b, r, false);
-    if (!is_fed(r)) r->since = b->plans;
+    if (!is_fed(b, r)) r->since = b->plans;
 }
 
 /* Samples, or computes a token that is known. */
@@ -614,26 +616,26 @@ static nmk_column decode_column(const nmk_batch *b, request *r, int c) {
 }
 
 /* Decides what the next step computes: column[] and which of them to write.  Returns the live ones. */
-static int plan(nmk_batch *b, request *const feed[HALVES], nmk_column column[NMK_COLUMNS], bool write[NMK_COLUMNS]) {
+static int plan(nmk_batch *b, request *const feed[HALVES], nmk_column column[NMK_ROWS], bool write[NMK_ROWS]) {
     request *r;
     int live = 0;
-    for (int c = 0; c < NMK_COLUMNS; c++) {
+    for (int c = 0; c < b->columns; c++) {
         column[c] = nmk_column_idle();
-        if (b->on[c] && feeds(feed, c)) take_column(b, c);
+        if (b->on[c] && feeds(b, feed, c)) take_column(b, c);
         write[c] = !b->on[c] && !b->idle[c];
     }
     for (int c; (r = next_ready(b)) && (c = find_column(b, feed)) >= 0;) {
         if (b->on[c]) take_column(b, c);
         b->on[c] = r, r->column = c, r->since = b->plans, r->moves = false;
     }
-    for (int c = 0; c < NMK_COLUMNS; c++)
+    for (int c = 0; c < b->columns; c++)
         if (b->on[c] && !b->on[c]->moves) column[c] = decode_column(b, b->on[c], c), write[c] = true;
     for (int h = 0; h < HALVES; h++)
         if (feed[h]) {
-            feed_columns(b, feed[h], column + h * CHUNK, h * CHUNK);
-            for (int i = 0; i < CHUNK; i++) write[h * CHUNK + i] = true;
+            feed_columns(b, feed[h], column + h * b->chunk, h * b->chunk);
+            for (int i = 0; i < b->chunk; i++) write[h * b->chunk + i] = true;
         }
-    for (int c = 0; c < NMK_COLUMNS; c++) {
+    for (int c = 0; c < b->columns; c++) {
         live += b->on[c] || column[c].pos >= 0;
         if (write[c]) b->idle[c] = column[c].pos < 0;
     }
@@ -641,8 +643,8 @@ static int plan(nmk_batch *b, request *const feed[HALVES], nmk_column column[NMK
 }
 
 /* Before a row samples for the first time in its slot the machine learns which tokens it has. */
-static int write_adjusts(nmk_batch *b, const nmk_column column[NMK_COLUMNS], nmk_err *e) {
-    for (int c = 0; c < NMK_COLUMNS; c++) {
+static int write_adjusts(nmk_batch *b, const nmk_column column[NMK_ROWS], nmk_err *e) {
+    for (int c = 0; c < b->columns; c++) {
         request *r = b->on[c];
         if (!r || !r->moves || r->adjusted) continue;
         int prompt = r->rq.prompt_tokens;
@@ -655,28 +657,23 @@ static int write_adjusts(nmk_batch *b, const nmk_column column[NMK_COLUMNS], nmk
 }
 
 /* Neighbours that change are one write. */
-static int write_columns(nmk_batch *b, const nmk_column column[NMK_COLUMNS], const bool write[NMK_COLUMNS],
-                         nmk_err *e) {
-    nmk_machine *m = b->engine->machine;
-    uint64_t to = b->engine->params.control + offsetof(nmk_control, column);
-    for (int c = 0, n; c < NMK_COLUMNS; c += n ? n : 1) {
-        for (n = 0; c + n < NMK_COLUMNS && write[c + n];) n++;
-        if (n &&
-            m->calls->queue_write(m, to + sizeof *column * (uint64_t)c, column + c, sizeof *column * (uint64_t)n, e))
-            return -1;
+static int write_columns(nmk_batch *b, const nmk_column column[NMK_ROWS], const bool write[NMK_ROWS], nmk_err *e) {
+    for (int c = 0, n; c < b->columns; c += n ? n : 1) {
+        for (n = 0; c + n < b->columns && write[c + n];) n++;
+        if (n && nmk_engine_set_some_columns(b->engine, c, n, column + c, e)) return -1;
     }
     return 0;
 }
 
 static int write_tables(nmk_batch *b, nmk_err *e) {
-    for (int s = 0; s < NMK_COLUMNS; s++)
+    for (int s = 0; s < b->rows; s++)
         if (b->row[s] && nmk_engine_send_row(b->engine, s, e)) return -1;
     return 0;
 }
 
 static void note_queued(nmk_batch *b, uint64_t number, int live) {
     int decoded = 0;
-    for (int c = 0; c < NMK_COLUMNS; c++) decoded += b->on[c] != NULL;
+    for (int c = 0; c < b->columns; c++) decoded += b->on[c] != NULL;
     b->record[number % RECORDS].queued_ns = nmk_now_ns();
     b->record[number % RECORDS].decoded = decoded, b->record[number % RECORDS].fed = live - decoded;
 }
@@ -700,8 +697,8 @@ static void tell_step(nmk_batch *b, uint64_t number, int tokens) {
 /* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed. */
 static int queue_step(nmk_batch *b, nmk_err *e) {
     request *feed[HALVES];
-    nmk_column column[NMK_COLUMNS];
-    bool write[NMK_COLUMNS];
+    nmk_column column[NMK_ROWS];
+    bool write[NMK_ROWS];
     uint64_t number;
     b->plans++;
     jump_ahead(b);
@@ -709,7 +706,7 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
     while (!make_room(b, feed));
     int live = plan(b, feed, column, write);
     if (!live) {
-        for (int c = 0; c < NMK_COLUMNS; c++) b->idle[c] = b->idle[c] && !write[c];
+        for (int c = 0; c < b->columns; c++) b->idle[c] = b->idle[c] && !write[c];
         return 0;
     }
     if (write_tables(b, e) || write_adjusts(b, column, e) || write_columns(b, column, write, e)) return -1;
@@ -717,18 +714,18 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
     if (nmk_engine_queue_step(b->engine, live, &number, e)) return -1;
     if (b->tasks) nmk_tasks_queued(b->tasks, number);
     note_queued(b, number, live);
-    for (int c = 0; c < NMK_COLUMNS; c++) {
+    for (int c = 0; c < b->columns; c++) {
         request *r = b->on[c];
         b->record[number % RECORDS].id[c] = r && r->moves ? r->id : 0;
         b->record[number % RECORDS].life[c] = r ? r->life : 0;
         if (!r) continue;
         r->at++;
         count_prompt(b, r, false);
-        if (decodes(r)) continue;
+        if (decodes(b, r)) continue;
         take_column(b, c);
         b->idle[c] = r->moves; /* the machine itself ends it, or else leaves it as it is */
     }
-    for (int s = 0; s < NMK_COLUMNS; s++) {
+    for (int s = 0; s < b->rows; s++) {
         request *r = b->row[s];
         if (!r || r->at == r->found) continue;
         keep_pages(b, r);
@@ -766,9 +763,9 @@ static int read_step(nmk_batch *b, nmk_err *e) {
     int rc = 0;
     if (nmk_engine_wait_step(b->engine, b->done, &out, e)) return -1;
     int record = (int)(b->done++ % RECORDS), tokens = 0;
-    request *of[NMK_COLUMNS] = {0};
-    for (int c = 0; c < NMK_COLUMNS; c++)
-        for (int s = 0; s < NMK_COLUMNS; s++) {
+    request *of[NMK_ROWS] = {0};
+    for (int c = 0; c < b->columns; c++)
+        for (int s = 0; s < b->rows; s++) {
             request *r = b->row[s];
             if (r && r->id == b->record[record].id[c] && r->life == b->record[record].life[c]) of[c] = r, tokens++;
         }
@@ -778,7 +775,7 @@ static int read_step(nmk_batch *b, nmk_err *e) {
     b->stats.kv_used = nmk_kv_used(&b->engine->kv);
     pthread_mutex_unlock(&b->lock);
     tell_step(b, b->done - 1, tokens);
-    for (int c = 0; c < NMK_COLUMNS; c++) {
+    for (int c = 0; c < b->columns; c++) {
         request *r = of[c];
         if (!r) continue;
         if (out[c] < 0 || out[c] >= b->engine->vocab) {
@@ -809,8 +806,8 @@ static int read_step(nmk_batch *b, nmk_err *e) {
 static uint64_t ahead(const nmk_batch *b) {
     uint64_t most = (uint64_t)b->engine->steps_ahead;
     bool changes = false;
-    for (int s = 0; s < NMK_COLUMNS; s++)
-        if (b->row[s]) changes |= is_fed(b->row[s]) || (decodes(b->row[s]) && b->row[s]->column < 0);
+    for (int s = 0; s < b->rows; s++)
+        if (b->row[s]) changes |= is_fed(b, b->row[s]) || (decodes(b, b->row[s]) && b->row[s]->column < 0);
     return changes && most > FEED_AHEAD ? FEED_AHEAD : most;
 }
 
@@ -853,7 +850,10 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
     nmk_batch *b = xcalloc(1, sizeof *b);
     assert(engine->steps_ahead <= RECORDS);
     b->most_waiting = most_waiting > 0 ? most_waiting : NMK_BATCH_WAITING;
-    b->engine = engine, b->done = engine->steps;
+    b->engine = engine, b->done = engine->steps, b->columns = engine->columns, b->rows = engine->rows;
+    b->chunk =
+        b->columns / HALVES < engine->generation->positions ? b->columns / HALVES : engine->generation->positions;
+    assert(b->chunk > 0 && PAGE % b->chunk == 0 && "a page begins with a chunk");
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->wake, NULL);
     int rc = pthread_create(&b->thread, NULL, run, b);
@@ -940,7 +940,7 @@ int nmk_batch_submit(nmk_batch *b, const nmk_batch_request *rq, uint64_t *id, nm
 void nmk_batch_cancel(nmk_batch *b, uint64_t id) {
     request *found = NULL;
     pthread_mutex_lock(&b->lock);
-    for (int s = 0; s < NMK_COLUMNS; s++)
+    for (int s = 0; s < b->rows; s++)
         if (b->row[s] && b->row[s]->id == id) found = b->row[s];
     for (request *r = b->first; r && !found; r = r->next)
         if (r->id == id) found = r;

@@ -1,7 +1,7 @@
 /* Continuous batching: one thread that owns an engine and keeps its rows busy.
  *
  * Requests join and leave at step boundaries.  In a step that feeds a prompt, one half of the columns takes its next
- * positions and the other half decodes: up to NMK_COLUMNS / 2 rows lose nothing by it, apart from one step when a row
+ * positions and the other half decodes: as many rows as that has lose nothing by it, apart from one step when a row
  * has to change its column; more rows take turns, and none rests for two steps in a row.  Without rows that decode, two
  * prompts are fed at a time.  A step that feeds nothing decodes all rows.
  *
@@ -13,8 +13,8 @@
  * Guaranteed: a request's tokens depend on its prompt and sampler alone, bit for bit, whatever else runs and whenever
  * it came, with one exception: pages of tokens that another request generated.  Tokens decoded one by one and tokens
  * fed as a prompt give the same keys and values up to rounding only, and now and then a token differs.  A request that
- * is `exact` uses no such pages and knows no exception.  (A prompt is always cut at multiples of NMK_COLUMNS / 2
- * positions, its last token apart; nmk_engine_generate cuts at NMK_COLUMNS: for longer prompts its bits differ.)
+ * is `exact` uses no such pages and knows no exception.  (A prompt is always cut at multiples of as many
+ * positions as a step feeds, its last token apart.)
  *
  * Pages are taken as rows grow, not for max_tokens ahead.  When none is left, cached ones go, the longest unused first;
  * then the row that started last goes back to the head of the queue.  Later it computes what it lost in the way it did

@@ -56,7 +56,8 @@ static const nmk_flag table[] = {
     {"--api-key", "KEY", "clients must send it as Authorization: Bearer; repeatable (none)"},
     {"--served-model-name", "NAME", "what requests call the model; repeatable (the model's own name)"},
     {"--max-model-len", "N", "tokens of prompt and answer, such as 32k (the model's, at most 256K)"},
-    {"--max-num-seqs", "N", "sequences decoded together, at most as many as generated (that many)"},
+    {"--max-batch", "N", "sequences decoded together: the kernel has room for them (as generated)"},
+    {"--max-num-seqs", "N", "the same, as vLLM calls it (as generated)"},
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
     {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in, for trying changes (none)"},
     {"--variant", "DIR", "schedule that nmkgen variant wrote, instead of the one built in (none)"},
@@ -110,7 +111,7 @@ static const nmk_flags flags = {.program = "nmk-serve",
 
 static void usage(FILE *f) {
     fprintf(f, "usage: nmk-serve --checkpoint DIR [flags]     (model %s, up to %d sequences at once)\n", nmk_model_name,
-            nmk_rows);
+            nmk_most_rows());
     nmk_flags_print(&flags, f, 36);
     fprintf(f,
             "\n"
@@ -176,7 +177,7 @@ static int set_flag(void *user, const char *name, const char *value) {
         return read_length(value, &s->max_len)
                    ? 0
                    : nmk_flag_bad(&flags, name, value, "a number of tokens, such as 8192 or 8K");
-    if (!strcmp(name, "--max-num-seqs"))
+    if (!strcmp(name, "--max-batch") || !strcmp(name, "--max-num-seqs"))
         return nmk_flag_int(value, 1, INT_MAX, NULL, &s->max_rows)
                    ? 0
                    : nmk_flag_bad(&flags, name, value, "a whole number from 1");
@@ -336,7 +337,7 @@ static void on_line(void *user, const char *text) {
 static int open_engine(nmk_engine **engine, settings *s, nmk_err *e) {
     bool terminal = isatty(STDERR_FILENO) && !s->log_json && s->log_level <= NMK_LOG_INFO;
     s->bar = (nmk_bar){.terminal = terminal ? stderr : NULL, .say = on_line};
-    s->options.max_len = (int)s->max_len;
+    s->options.max_len = (int)s->max_len, s->options.max_batch = (int)s->max_rows;
     s->options.progress = nmk_bar_show, s->options.progress_user = &s->bar;
     int rc = nmk_engine_open(engine, &s->options, e);
     nmk_bar_end(&s->bar);
@@ -406,9 +407,8 @@ typedef struct {
     uint64_t resident_bytes, most_resident_bytes;
 } figures;
 
-static figures figures_of(const settings *s, const nmk_stats *t) {
-    figures f = {.rows = s->max_rows && s->max_rows < nmk_rows ? (int)s->max_rows : nmk_rows,
-                 .context = t->max_len < FIGURE_TOKENS ? t->max_len : FIGURE_TOKENS};
+static figures figures_of(const nmk_stats *t) {
+    figures f = {.rows = t->rows, .context = t->max_len < FIGURE_TOKENS ? t->max_len : FIGURE_TOKENS};
     f.one_bytes = (double)nmk_step_bytes(1, f.context);
     f.full_bytes = (double)nmk_step_bytes(f.rows, f.context);
     f.one_tokens_s = t->nominal_bytes_per_s / f.one_bytes;
@@ -438,7 +438,7 @@ static void print_kernel(const nmk_stats *t, FILE *f) {
 }
 
 static void print_banner(const settings *s, const nmk_stats *t, const texts *x, FILE *f) {
-    figures n = figures_of(s, t);
+    figures n = figures_of(t);
     nmk_buf defaults = {0};
     defaults_text(&x->limits.defaults, &defaults);
     fprintf(f, "nmk-serve: %s, %d layers, %d experts, %d for a token; opened in %.1f s\n", t->model, t->layers,
@@ -468,9 +468,7 @@ static void print_banner(const settings *s, const nmk_stats *t, const texts *x, 
                 n.full_tokens_s);
     fprintf(f, "\n  host      %.0f MiB resident, %.0f MiB at most so far\n", (double)n.resident_bytes / 0x1p20,
             (double)n.most_resident_bytes / 0x1p20);
-    if (s->max_rows > nmk_rows)
-        fprintf(f, "  note      --max-num-seqs %lld: this program decodes %d at once, the others wait\n",
-                (long long)s->max_rows, nmk_rows);
+
     if (s->max_len > t->max_len)
         fprintf(f, "  note      --max-model-len %lld: the memory for keys and values holds no more than %d tokens\n",
                 (long long)s->max_len, t->max_len);
@@ -479,7 +477,7 @@ static void print_banner(const settings *s, const nmk_stats *t, const texts *x, 
 }
 
 static void log_banner(const settings *s, const nmk_stats *t, const texts *x) {
-    figures n = figures_of(s, t);
+    figures n = figures_of(t);
     nmk_buf defaults = {0};
     nmk_log_line l;
     defaults_text(&x->limits.defaults, &defaults);
@@ -604,7 +602,7 @@ static int serve(settings *s, nmk_err *e) {
                          .stop_ids = stop_ids,
                          .stop_count = stats.stop_count,
                          .max_len = stats.max_len,
-                         .max_rows = s->max_rows && s->max_rows < nmk_rows ? (int)s->max_rows : 0,
+                         .max_rows = (int)s->max_rows,
                          .limits = x.limits,
                          .kept_bytes = (size_t)s->kept_mb << 20,
                          .version = version,

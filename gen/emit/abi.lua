@@ -485,6 +485,7 @@ int nmk_encode(int32_t *lists, int32_t counts[NMK_SMS]);
 
 extern const uint64_t nmk_abi_hash; /* of all that no schedule changes: constants, descriptors, structs, weights */
 extern const uint64_t nmk_hash; /* the same as NMK_HASH in megakernel.cu */
+extern const uint64_t nmk_weights_hash; /* of where weights are and how they are packed */
 extern const char *const nmk_model_name;
 extern const char *const nmk_target_arch;
 extern const int nmk_in_flight[NMK_COLUMNS]; /* stages in flight per SM, by live columns - 1 */
@@ -524,6 +525,12 @@ local function emit_shared(w, ctx, types)
   end
 end
 
+local function emit_arrays(w, ctx)
+  for _, a in ipairs(ctx.graph.arrays) do
+    w:line("%s %s %d %d %d %d %d %d", a.name, a.layout, a.layer0, a.layers, a.experts, a.rows, a.cols, a.kib)
+  end
+end
+
 --- Hash of what programs take from abi.h and encoder.c whatever the schedule is.
 function M.fixed_hash(ctx)
   local w = writer.new("fixed")
@@ -535,9 +542,14 @@ function M.fixed_hash(ctx)
   for _, struct in ipairs(STRUCTS) do
     if struct.device then emit_asserts(w, struct, ctx.model.schedule.columns) end
   end
-  for _, a in ipairs(ctx.graph.arrays) do
-    w:line("%s %s %d %d %d %d %d %d", a.name, a.layout, a.layer0, a.layers, a.experts, a.rows, a.cols, a.kib)
-  end
+  emit_arrays(w, ctx)
+  return writer.fnv(w:text())
+end
+
+--- Hash of what a program's generations have to agree on, so that one loaded checkpoint serves them all.
+function M.weights_hash(ctx)
+  local w = writer.new("weights")
+  emit_arrays(w, ctx)
   return writer.fnv(w:text())
 end
 

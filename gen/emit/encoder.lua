@@ -275,6 +275,7 @@ end
 local function emit_facts(w, ctx)
   w:line("const uint64_t nmk_abi_hash = 0x%016xull;", abi.fixed_hash(ctx))
   w:line("const uint64_t nmk_hash = %s;", ctx.hash)
+  w:line("const uint64_t nmk_weights_hash = 0x%016xull;", abi.weights_hash(ctx))
   w:line("const char *const nmk_model_name = %s;", writer.string(ctx.model.name))
   w:line("const char *const nmk_target_arch = %s;", writer.string(ctx.model.target.arch))
   local in_flight = {}

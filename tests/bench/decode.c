@@ -2,7 +2,9 @@
  * memory's read bandwidth measured in the same run.
  *
  * bench-decode [--checkpoint DIR | --random-weights SEED] [--batch 1,8] [--context 8192] [--steps N] [--sampling greedy,top_p,...]
- *              [--ring N] [--in-flight N] [--kernel FILE.cu] [--variant DIR]
+ *              [--max-batch N] [--ring N] [--in-flight N] [--kernel FILE.cu] [--variant DIR]
+ *
+ * Steps have the columns for --max-batch rows, or for the largest batch of the list.
  *
  * Every case: fresh random tokens, random keys and values, `steps` steps queued back to back after a warm-up, positions
  * moving on as in generation.  Bytes are the algorithm's: every weight of a step once (the experts that were active,
@@ -114,11 +116,13 @@ static void weight_bytes(double *always, double *expert) {
 
 /* Active experts so far, summed over layers and steps: the route op counts them beside its tickets. */
 static int active_experts(nmk_engine *g, double *sum, nmk_err *e) {
-    static uint32_t words[NMK_TICKETS * 2 * 32];
-    if (g->machine->calls->read(g->machine, words, g->params.tickets, sizeof words, e)) return -1;
+    const int tickets = g->generation->tickets;
+    uint32_t *words = xcalloc((size_t)tickets * 2 * 32, sizeof *words);
+    int rc = g->machine->calls->read(g->machine, words, g->params.tickets, sizeof *words * 64 * (size_t)tickets, e);
     *sum = 0;
-    for (int l = 0; l < NMK_TICKETS; l++) *sum += words[l * 64 + 1];
-    return 0;
+    for (int l = 0; l < tickets; l++) *sum += words[l * 64 + 1];
+    free(words);
+    return rc;
 }
 
 static uint32_t random_word(void) {
@@ -129,10 +133,10 @@ static uint32_t random_word(void) {
 
 static int run_case(nmk_engine *g, int batch, int context, int steps, int sampling, double bandwidth, nmk_err *e) {
     static double ms[MOST_STEPS];
-    nmk_column column[NMK_COLUMNS];
+    nmk_column column[NMK_ROWS];
     double before, after, always, expert, low, high;
     int rc = -1;
-    for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
+    for (int n = 0; n < g->columns; n++) column[n] = nmk_column_idle();
     for (int r = 0; r < batch; r++) {
         if (nmk_engine_take_row(g, r, context + WARM_UP + steps + 1, e)) goto out;
         nmk_sampler sampler = samplings[sampling].sampler;
@@ -185,7 +189,7 @@ static int sampling_list(const char *text, int *list) {
 int main(int argc, char **argv) {
     nmk_options o = {.random_weights = true, .weights_seed = 1, .steps_ahead = 32};
     int batch[MOST_CASES] = {1, 2, 4, 8}, context[MOST_CASES] = {8192}, batches = 4, contexts = 1, steps = 200,
-        longest = 0, sampling[MOST_CASES] = {0}, kinds = 1;
+        longest = 0, largest = 0, sampling[MOST_CASES] = {0}, kinds = 1;
     nmk_err e = {0};
     nmk_engine *g = NULL;
     double bandwidth = 0;
@@ -197,6 +201,8 @@ int main(int argc, char **argv) {
             o.weights_seed = strtoull(v, NULL, 10);
         else if (!strcmp(argv[i], "--batch"))
             batches = numbers(v, batch);
+        else if (!strcmp(argv[i], "--max-batch"))
+            o.max_batch = atoi(v);
         else if (!strcmp(argv[i], "--context"))
             contexts = numbers(v, context);
         else if (!strcmp(argv[i], "--steps"))
@@ -222,17 +228,21 @@ int main(int argc, char **argv) {
     if (steps < 1 || steps > MOST_STEPS) return fprintf(stderr, "bench-decode: --steps: 1 to %d\n", MOST_STEPS), 2;
     for (int i = 0; i < contexts; i++)
         if (context[i] > longest) longest = context[i];
+    for (int i = 0; i < batches; i++)
+        if (batch[i] > largest) largest = batch[i];
+    if (!o.max_batch && !o.variant && largest > nmk_rows) o.max_batch = largest;
     o.max_len = longest + WARM_UP + steps + 2;
     o.device = "cuda:0";
     if (nmk_engine_open(&g, &o, &e) || nmk_engine_random_kv(g, 1, &e) || read_bandwidth(g, &bandwidth, &e))
         return fprintf(stderr, "bench-decode: %s\n", e.text), 1;
     nmk_stats s;
     nmk_engine_stats(g, &s);
+    if (largest > s.rows) return fprintf(stderr, "bench-decode: --batch %d: steps have %d rows\n", largest, s.rows), 2;
     printf("%s on %s: kernel %.3f s (%s), weights %.1f s, %d registers, %d bytes of spills, %zu bytes of code\n",
            s.model, s.device, s.kernel_seconds, s.kernel_cached ? "cached" : "compiled", s.weights_seconds, s.registers,
            s.spill_bytes, s.code_bytes);
-    printf("read bandwidth of this GPU in this run: %.0f GB/s; %d steps a case after %d\n\n", bandwidth * 1e-9, steps,
-           WARM_UP);
+    printf("read bandwidth of this GPU in this run: %.0f GB/s; steps of %d columns, %d a case after %d\n\n",
+           bandwidth * 1e-9, s.columns, steps, WARM_UP);
     printf(
         "| batch | context | sampling | ms/step median (p5-p95) | tokens/s | experts/layer | GB/step | GB/s | bound ms | of the bound |\n|--|--|--|--|--|--|--|--|--|--|\n");
     int rc = 0;

@@ -48,6 +48,7 @@ static const struct run runs[] = {
 
 t.case("weights, buffers, config, names", between("const uint64_t nmk_hash", "nmk_counter_names[] = {"), [[
 const uint64_t nmk_hash = 0x0123456789abcdefull;
+const uint64_t nmk_weights_hash = 0xe85315a8181f9378ull;
 const char *const nmk_model_name = "small";
 const char *const nmk_target_arch = "sm_90a";
 const int nmk_in_flight[NMK_COLUMNS] = {1, 1, 1, 1, 2, 2, 2, 2};

@@ -106,7 +106,7 @@ static void run_case(nmk_engine *gpu, nmk_engine *cpu, const char *name, const i
     nmk_err e = {0};
     uint8_t *ga = xmalloc(NMK_ARENA_BYTES), *ca = xmalloc(NMK_ARENA_BYTES);
     nmk_column column[NMK_COLUMNS], after[NMK_COLUMNS];
-    nmk_control gc, cc;
+    nmk_column gc[NMK_COLUMNS], cc[NMK_COLUMNS];
     double most = 0;
     int equal = 1, steps = prompt ? 1 : STEPS;
     for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
@@ -132,14 +132,13 @@ static void run_case(nmk_engine *gpu, nmk_engine *cpu, const char *name, const i
         if (!(d <= most)) most = d;
         for (int n = 0; n < NMK_COLUMNS; n++)
             if (gt[n] != ct[n]) equal = 0, printf("#   column %d: GPU token %d, CPU token %d\n", n, gt[n], ct[n]);
-        if (nmk_engine_get_control(gpu, &gc, &e) || nmk_engine_get_control(cpu, &cc, &e)) goto out;
+        if (nmk_engine_get_columns(gpu, gc, &e) || nmk_engine_get_columns(cpu, cc, &e)) goto out;
         for (int n = 0; n < NMK_COLUMNS; n++) {
-            after[n] = cc.column[n];
-            after[n].token = gc.column[n].token; /* tokens may differ where two logits tie within rounding */
-            if (memcmp(&after[n], &gc.column[n], sizeof *after))
-                check(0, "%s: control of column %d after the step", name, n);
+            after[n] = cc[n];
+            after[n].token = gc[n].token; /* tokens may differ where two logits tie within rounding */
+            if (memcmp(&after[n], &gc[n], sizeof *after)) check(0, "%s: control of column %d after the step", name, n);
         }
-        memcpy(column, gc.column, sizeof column);
+        memcpy(column, gc, sizeof column);
     }
 out:
     nmk_engine_force_experts(cpu, NULL);
@@ -151,9 +150,9 @@ out:
 
 int main(void) {
     nmk_err e = {0};
-    if (NMK_EXPERTS && !nmk_engine_buffer("logits_1"))
-        leave(NAME, "layers share their buffers, so one layer's router logits cannot be told from another's", true);
     nmk_engine *cpu = NULL, *gpu = open_gpu(NAME, MOST_LEN, 1u << 30);
+    if (NMK_EXPERTS && !nmk_engine_buffer(gpu, "logits_1"))
+        leave(NAME, "layers share their buffers, so one layer's router logits cannot be told from another's", true);
     nmk_options o = test_options("cpu", MOST_LEN, 1u << 30);
     if (nmk_engine_open(&cpu, &o, &e)) leave(NAME, e.text, false);
     if (nmk_engine_random_kv(gpu, 3, &e)) leave(NAME, e.text, false);

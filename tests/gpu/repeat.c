@@ -46,7 +46,7 @@ static const nmk_sampler samplers[8] = {
 static int run_rows(const nmk_column *start, const int *order, int count, row_result (*result)[STEPS], nmk_err *e) {
     static uint8_t arena[NMK_ARENA_BYTES];
     nmk_column column[NMK_COLUMNS];
-    nmk_control control;
+    nmk_column now[NMK_COLUMNS];
     const nmk_buffer *x = last_of("x"), *attn = last_of("attn");
     for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
     for (int i = 0; i < count; i++) {
@@ -57,7 +57,7 @@ static int run_rows(const nmk_column *start, const int *order, int count, row_re
     for (int s = 0; s < STEPS; s++) {
         int32_t token[NMK_COLUMNS];
         if (nmk_engine_poison(gpu, 0xff, e) || nmk_engine_step(gpu, column, token, e) ||
-            nmk_engine_read_arena(gpu, arena, e) || nmk_engine_get_control(gpu, &control, e))
+            nmk_engine_read_arena(gpu, arena, e) || nmk_engine_get_columns(gpu, now, e))
             return -1;
         for (int i = 0; i < count; i++) {
             row_result *r = &result[order[i]][s];
@@ -65,7 +65,7 @@ static int run_rows(const nmk_column *start, const int *order, int count, row_re
             memcpy(r->attn, arena + (size_t)attn->offset128 * 128 + (size_t)i * sizeof r->attn, sizeof r->attn);
             r->token = token[i];
         }
-        memcpy(column, control.column, sizeof column);
+        memcpy(column, now, sizeof column);
     }
     return 0;
 }

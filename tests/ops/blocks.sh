@@ -20,7 +20,7 @@ for variant in "false sigmoid 256 512" "true chosen 576 1520" "true all 272 560"
        s/experts: 16/experts: 10/" specs/nmc-toy.yaml >$work/blocks.yaml
   if ! NMK_ROOT=$work/root build/nmkgen $work/blocks.yaml -o $work/model >$work/log 2>&1 ||
     ! cc -std=gnu11 -O2 -Wall -Wextra -Werror -I$work/model -Iruntime -o $work/run -x c tests/ops/blocks.h \
-      $work/model/encoder.c runtime/variant.c runtime/util.c -lm -lpthread >$work/log 2>&1; then
+      $work/model/encoder.c runtime/built_in.c runtime/util.c -lm -lpthread >$work/log 2>&1; then
     echo "not ok - blocks $variant: $(head -n 3 $work/log | tr '\n' ' ')"
     continue
   fi

@@ -40,14 +40,14 @@ static void generation(const char *text) {
 
 static void refuse_generation(const char *name, const char *text, const char *expected) {
     nmk_err e = {""};
-    nmk_generation g;
+    nmk_generation_config g;
     generation(text);
-    check_refused(name, nmk_generation_read(test_dir, &g, &e), &e, expected);
+    check_refused(name, nmk_generation_config_read(test_dir, &g, &e), &e, expected);
 }
 
 int main(void) {
     nmk_err e = {""};
-    nmk_generation g;
+    nmk_generation_config g;
     make_dir();
 
     check_refused("no config.json", nmk_config_check(test_dir, facts, FACTS, &e), &e,
@@ -88,11 +88,11 @@ int main(void) {
     refuse("cut short", "{\"model_type\":\"tiny\"", "DIR/config.json: line 1, column 21: expected ',' or '}'");
 
     config("{\"eos_token_id\":7,\"bos_token_id\":3}");
-    check(nmk_generation_read(test_dir, &g, &e) == 0 && g.eos_count == 1 && g.eos[0] == 7 && g.bos == 3 &&
+    check(nmk_generation_config_read(test_dir, &g, &e) == 0 && g.eos_count == 1 && g.eos[0] == 7 && g.bos == 3 &&
               g.temperature == 1 && g.top_p == 1 && g.top_k == 0 && !g.do_sample,
           "without generation_config.json", "%s", e.text);
     generation("{\"eos_token_id\":[4,2],\"do_sample\":true,\"temperature\":0.5,\"top_p\":0.95,\"top_k\":40}");
-    check(nmk_generation_read(test_dir, &g, &e) == 0 && g.eos_count == 2 && g.eos[0] == 4 && g.eos[1] == 2 &&
+    check(nmk_generation_config_read(test_dir, &g, &e) == 0 && g.eos_count == 2 && g.eos[0] == 4 && g.eos[1] == 2 &&
               g.bos == 3 && g.do_sample && g.temperature == 0.5 && fabs(g.top_p - 0.95) < 1e-9 && g.top_k == 40,
           "generation_config.json", "%s", e.text);
     refuse_generation("an eos that is no id", "{\"eos_token_id\":[4,\"x\"]}",
@@ -104,7 +104,7 @@ int main(void) {
 
     int rc = nmk_config_check("examples/nmc-toy", nmk_configs, nmk_config_count, &e);
     check(rc == 0, "the toy's config.json agrees with its spec", "%s", e.text);
-    rc = nmk_generation_read("examples/nmc-toy", &g, &e);
+    rc = nmk_generation_config_read("examples/nmc-toy", &g, &e);
     check(rc == 0 && g.eos_count == 2 && g.eos[0] == 4 && g.eos[1] == 2 && g.bos == 1 && g.do_sample &&
               fabs(g.top_p - 0.95) < 1e-9,
           "the toy's generation_config.json", "%s", e.text);

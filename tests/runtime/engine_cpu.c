@@ -1,4 +1,7 @@
-/* The public interface on the CPU machine with the trained toy: transformers' greedy text, alone and in a ragged batch. */
+/* The public interface on the CPU machine with the trained toy: transformers' greedy text, alone and in a ragged batch.
+ * Argument: rows that the engine is opened for. */
+#include <stdlib.h>
+
 #include "nmk.h"
 
 #include "check.h"
@@ -30,12 +33,12 @@ static bool same(const answers *a, int row, const answers *b, int other) {
            !memcmp(a->token[row], b->token[other], sizeof(int32_t) * (size_t)a->count[row]);
 }
 
-static void test_goldens(nmk_engine *g, struct json_object *prompts) {
+static void test_goldens(nmk_engine *g, int rows, struct json_object *prompts) {
     static int32_t ids[NMK_ROWS][MOST_PROMPT], want[NMK_ROWS][GREEDY];
     nmk_request rq[NMK_ROWS] = {0};
     nmk_err e = {0};
     int count = (int)json_object_array_length(prompts);
-    if (count > nmk_rows) count = nmk_rows;
+    if (count > rows) count = rows;
     for (int r = 0; r < count; r++) {
         struct json_object *p = json_object_array_get_idx(prompts, (size_t)r);
         int n = ints(nmk_json_get(p, "ids"), ids[r], MOST_PROMPT);
@@ -84,15 +87,17 @@ static void test_goldens(nmk_engine *g, struct json_object *prompts) {
           e.text);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     nmk_err e = {0};
     nmk_engine *g;
     struct json_object *golden = nmk_json_read("tests/golden/nmc-toy.json", 16 << 20, &e);
     if (!golden) return puts(e.text), 2;
     nmk_options o = {.checkpoint = "examples/nmc-toy", .device = "cpu", .max_len = 1024};
+    o.max_batch = argc > 1 ? atoi(argv[1]) : 0;
     if (!check(nmk_engine_open(&g, &o, &e) == 0, "opens", "%s", e.text)) return 1;
-    test_goldens(g, nmk_json_get(golden, "prompts"));
     nmk_stats s;
+    nmk_engine_stats(g, &s);
+    test_goldens(g, s.rows, nmk_json_get(golden, "prompts"));
     nmk_engine_stats(g, &s);
     check(!s.on_gpu && s.stop_count == 2 && s.stop_ids[0] == 4 && s.stop_ids[1] == 2 && s.vocab == 4096 &&
               s.tokens > 0 && s.decode_seconds > 0,

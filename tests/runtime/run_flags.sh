@@ -21,8 +21,7 @@ expect "a seed that is no number" 2 "--seed abc" --seed abc
 expect "a ring deeper than generated" 2 "--ring-stages 99: expected 1 to" --ring-stages 99
 expect "no checkpoint" 2 "--checkpoint DIR is needed" --prompt x
 expect "no prompt" 2 "--prompt TEXT is needed" --checkpoint $toy
-expect "nine prompts" 2 "at most 8 prompts" --prompt 1 --prompt 2 --prompt 3 --prompt 4 --prompt 5 --prompt 6 --prompt 7 \
-  --prompt 8 --prompt 9
+expect "more prompts than any step has columns" 2 "at most 16 prompts" $(printf -- '--prompt %d ' {1..17})
 
 expect "no such folder" 1 "/nonexistent" --checkpoint /nonexistent --prompt x --device cpu
 expect "ids that are none" 1 "--prompt-ids 1,x: expected token ids" --checkpoint $toy --prompt-ids 1,x --device cpu

@@ -49,7 +49,7 @@ refuses "a line missing" "lists:11: expected \"arena_bytes ...\", got \"part_slo
 bad && sed -i 's/^nmk-lists 1/nmk-lists 2/' "$out/bad/lists"
 refuses "another version" "lists: version 2, this program reads 1"
 bad && sed -i 's/^abi 0x./abi 0xf0/' "$out/bad/lists"
-refuses "another shape" "lists:4: nmc-toy of another shape, target or version than this program's: build again"
+refuses "another shape" "lists:4: nmc-toy of another shape, target, version or number of columns than this program's: build again"
 bad && truncate -s -4 "$out/bad/lists"
 refuses "cut short" "is the file whole?"
 bad && printf '\1' | dd of="$out/bad/lists" bs=1 seek=$(($(stat -c %s "$out/bad/lists") - 200)) conv=notrunc 2>/dev/null

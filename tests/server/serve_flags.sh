@@ -13,6 +13,9 @@ expect "a flag without its value" 2 "--port needs a value: N" --checkpoint $toy 
 expect "a switch with a value" 2 "--help takes no value" --help=3
 expect "a port that is none" 2 "--port 65536: expected 0 to 65535" --port 65536
 expect "a length with another tail" 2 "--max-model-len 8kk: expected a number of tokens" --max-model-len 8kk
+expect "no rows" 2 "--max-batch 0: expected a whole number from 1" --max-batch 0
+expect "more rows than any step" 1 "17 sequences at once (--max-batch): this program was built with steps for 8 and 16" \
+  --checkpoint $toy --device cpu --port 0 --max-batch 17
 expect "no sequences" 2 "--max-num-seqs 0: expected a whole number from 1" --max-num-seqs 0
 expect "a seed that is no number" 2 "--random-weights x" --random-weights x
 expect "an empty key" 2 "--api-key ''" --api-key=

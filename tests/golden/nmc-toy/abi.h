@@ -436,6 +436,7 @@ int nmk_encode(int32_t *lists, int32_t counts[NMK_SMS]);
 
 extern const uint64_t nmk_abi_hash; /* of all that no schedule changes: constants, descriptors, structs, weights */
 extern const uint64_t nmk_hash; /* the same as NMK_HASH in megakernel.cu */
+extern const uint64_t nmk_weights_hash; /* of where weights are and how they are packed */
 extern const char *const nmk_model_name;
 extern const char *const nmk_target_arch;
 extern const int nmk_in_flight[NMK_COLUMNS]; /* stages in flight per SM, by live columns - 1 */

@@ -361,6 +361,7 @@ static const struct run runs[] = {
 
 const uint64_t nmk_abi_hash = 0xHASH;
 const uint64_t nmk_hash = 0xHASH;
+const uint64_t nmk_weights_hash = 0xHASH;
 const char *const nmk_model_name = "nmc-toy";
 const char *const nmk_target_arch = "sm_90a";
 const int nmk_in_flight[NMK_COLUMNS] = {3, 3, 3, 3, 4, 4, 4, 4};

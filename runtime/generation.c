@@ -1,0 +1,34 @@
+/* One generation, as the runtime sees it: compiled with its own abi.h.  NMK_GENERATION: the name of what it defines,
+ * where that is not the spec's own. */
+#include "generation.h"
+
+#include "jit.h"
+
+#ifndef NMK_GENERATION
+#define NMK_GENERATION nmk_generation_own
+#endif
+
+extern const nmk_generation NMK_GENERATION;
+
+const nmk_generation NMK_GENERATION = {
+    .columns = NMK_COLUMNS,
+    .positions = NMK_POSITIONS,
+    .tickets = NMK_TICKETS,
+    .threads = NMK_THREADS,
+    .smem_bytes = NMK_SMEM_BYTES,
+    .control_bytes = sizeof(nmk_control),
+    .hash = &nmk_hash,
+    .abi_hash = &nmk_abi_hash,
+    .weights_hash = &nmk_weights_hash,
+    .built_in = &nmk_built_in,
+    .buffers = nmk_buffers,
+    .buffer_count = &nmk_buffer_count,
+    .kernel = nmk_kernel_source,
+    .kernel_end = nmk_kernel_source_end,
+    .step_weight_bytes = nmk_step_weight_bytes,
+    .encode = nmk_encode,
+    .vm_step = nmk_vm_step,
+    .vm_close = nmk_vm_close,
+};
+
+_Static_assert(offsetof(nmk_control, stop_ids) == sizeof(nmk_column) * NMK_COLUMNS, "stop ids follow the columns");
