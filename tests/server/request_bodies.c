@@ -119,7 +119,8 @@ static void sampling(void) {
               s->bias[1].bias == -100 && s->logprobs == 5,
           "bias and logprobs", "they differ");
     check(!strcmp(r.model, "m") && r.stream && r.include_usage && !strcmp(r.reasoning_effort, "none") &&
-              json_is(r.chat_template_kwargs, "{\"reasoning\":false,\"reasoning_effort\":\"none\"}") &&
+              json_is(r.chat_template_kwargs,
+                      "{\"reasoning\":false,\"reasoning_effort\":\"none\",\"enable_thinking\":false}") &&
               !r.parallel_tool_calls && !strcmp(r.cache_salt, "s"),
           "the rest of a chat", "it differs");
     nmk_request_free(&r);
