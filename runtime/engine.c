@@ -444,6 +444,22 @@ int nmk_engine_set_adjust(nmk_engine *g, int row, const nmk_sampler *s, const in
     return rc;
 }
 
+int nmk_engine_set_drawn(nmk_engine *g, int row, int32_t before, int32_t token, nmk_err *e) {
+    static const nmk_adjust none;
+    const nmk_bias bias = {token, 1e9f}; /* beyond any logit */
+    if (before < 0) {
+        const nmk_sampler sampler = {.bias = &bias, .bias_count = 1};
+        return nmk_engine_set_adjust(g, row, &sampler, NULL, 0, NULL, 0, e);
+    }
+    const nmk_adjust drawn = {.bias = bias.bias};
+    const uint64_t table = g->params.adjust + (uint64_t)row * sizeof drawn * NMK_VOCAB;
+    nmk_machine *m = g->machine;
+    return m->calls->queue_write(m, table + sizeof none * (uint64_t)before, &none, sizeof none, e) ||
+                   m->calls->queue_write(m, table + sizeof drawn * (uint64_t)token, &drawn, sizeof drawn, e)
+               ? -1
+               : 0;
+}
+
 const nmk_logprobs *nmk_engine_logprobs(const nmk_engine *g, uint64_t number, int column, const nmk_sampler *s,
                                         nmk_logprobs *l) {
     if (!s->logprobs) return NULL;

@@ -47,6 +47,10 @@ nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_
 int nmk_engine_set_adjust(nmk_engine *engine, int row, const nmk_sampler *sampler, const int32_t *prompt,
                           int prompt_tokens, const int32_t *generated, int generated_tokens, nmk_err *e);
 
+/* The adjustments of a row that draws `token` next, whatever its logits: for greedy columns without penalties, one for
+ * each token.  before: the token of the call before, of which nothing stays; -1: this is the first one. */
+int nmk_engine_set_drawn(nmk_engine *engine, int row, int32_t before, int32_t token, nmk_err *e);
+
 /* Queued: the columns, for the steps queued after it; or those from `first` on; or the whole control block, with idle
  * columns. */
 int nmk_engine_set_columns(nmk_engine *engine, const nmk_column *column, nmk_err *e);

@@ -51,7 +51,9 @@ struct choice {
     nmk_logprob *likely;
     uint64_t *end;
     int likely_count, likely_capacity, sent;
-    nmk_utf8 tail; /* of the newest token */
+    nmk_logprob *asked; /* the same of all tokens of the prompt; NULL: not asked for */
+    bool echoes;        /* the prompt is to be said before what comes next */
+    nmk_utf8 tail;      /* of the newest token */
 };
 
 struct job {
@@ -85,11 +87,11 @@ struct job {
     int reasoning_tokens;
 };
 
-typedef enum { START, TOKEN, END } event_kind;
+typedef enum { START, PROMPT, TOKEN, END } event_kind;
 typedef struct {
     choice *choice;
     event_kind kind;
-    int cached;
+    int cached, index; /* index: of a token of the prompt */
     int32_t token;
     nmk_logprobs *logprobs; /* owned; NULL: none */
     nmk_batch_end end;
@@ -196,7 +198,7 @@ static void unref(job *j) {
         nmk_parser_free(j->choice[i].parser);
         nmk_stop_free(j->choice[i].stop);
         nmk_reply_choice_free(&j->said[i]);
-        free(j->choice[i].likely), free(j->choice[i].end);
+        free(j->choice[i].likely), free(j->choice[i].end), free(j->choice[i].asked);
     }
     for (int i = 0; i < j->prompt_count; i++) nmk_ids_free(&j->prompt[i]);
     free(j->prompt), free(j->max_tokens), free(j->choice), free(j->said);
@@ -717,6 +719,8 @@ static void complete(choice *c, bool cut) {
         const nmk_text *met = &j->q.sampling.stop[nmk_stop_met(c->stop)];
         c->said->stop = met->data, c->said->stop_bytes = met->bytes;
     }
+    if (c->asked && j->q.sampling.prompt_logprobs >= 0)
+        c->said->prompt = c->asked, c->said->prompt_count = (int)j->prompt[c->prompt].count;
     if (j->q.stream) {
         attach(c, true);
         nmk_stream_finish(&j->stream, c->index, ended, c->said->stop, c->said->stop_bytes, &j->out);
@@ -753,6 +757,12 @@ static void on_start(void *user, int cached_tokens) {
     post_event(user, (event){.kind = START, .cached = cached_tokens});
 }
 
+static void on_prompt(void *user, int index, const nmk_logprobs *logprobs) {
+    event e = {.kind = PROMPT, .index = index};
+    e.logprobs = memcpy(xmalloc(sizeof *logprobs), logprobs, sizeof *logprobs);
+    post_event(user, e);
+}
+
 static void on_token(void *user, int32_t token, const nmk_logprobs *logprobs) {
     event e = {.kind = TOKEN, .token = token};
     if (logprobs) e.logprobs = memcpy(xmalloc(sizeof *logprobs), logprobs, sizeof *logprobs);
@@ -781,6 +791,58 @@ static void take_start(choice *c, int cached, uint64_t ns) {
     nmk_metric_add(&c->job->api->metrics.queue, NMK_METRIC_LATENCY, seconds(c->queued_ns, ns));
 }
 
+static void take_prompt(choice *c, int index, const nmk_logprobs *logprobs) {
+    if (c->asked) c->asked[index].likely = *logprobs;
+}
+
+/* How many characters of text are before each token of the prompt, as echo() tells it. */
+static void place_prompt(choice *c, bool given) {
+    const job *j = c->job;
+    const nmk_tokenizer *t = j->api->o.tokenizer;
+    const nmk_ids *ids = &j->prompt[c->prompt];
+    const nmk_prompt *prompt = &j->q.prompt[c->prompt];
+    nmk_detokenizer d = {.skip_special = !given && j->q.skip_special_tokens};
+    nmk_buf text = {0};
+    for (size_t i = 0; i < ids->count && t; i++) {
+        size_t bytes = 0;
+        const char *raw = nmk_tokenizer_token(t, ids->id[i], &bytes);
+        c->asked[i].text_offset = characters(text.data, text.length);
+        /* BOS, which the text did not have */
+        if (given && !i && raw && nmk_tokenizer_is_special(t, ids->id[i]) &&
+            (prompt->text.bytes < bytes || memcmp(prompt->text.data, raw, bytes) != 0))
+            continue;
+        nmk_detokenizer_add(&d, t, ids->id[i], &text);
+    }
+    nmk_buf_free(&text);
+}
+
+/* The prompt before the text, as it was given, with its tokens' likelihood where that is asked for. */
+static void echo(choice *c) {
+    job *j = c->job;
+    const nmk_prompt *given = &j->q.prompt[c->prompt];
+    const nmk_ids *ids = &j->prompt[c->prompt];
+    nmk_buf text = {0};
+    c->echoes = false;
+    if (given->text.data)
+        nmk_buf_add(&text, given->text.data, given->text.bytes);
+    else if (j->api->o.tokenizer)
+        nmk_tokenizer_decode(j->api->o.tokenizer, ids->id, ids->count, j->q.skip_special_tokens, &text);
+    else
+        for (size_t i = 0; i < ids->count; i++) nmk_buf_printf(&text, "%d ", ids->id[i]);
+    if (c->asked && j->q.sampling.logprobs >= 0) {
+        place_prompt(c, given->text.data);
+        for (size_t i = 0; i < ids->count; i++) {
+            keep_likely(c, ids->id[i], &c->asked[i].likely);
+            c->likely[c->likely_count - 1].first = c->asked[i].first;
+            c->likely[c->likely_count - 1].text_offset = c->asked[i].text_offset;
+            c->end[c->likely_count - 1] = 0; /* they go with the prompt */
+        }
+    }
+    c->characters += characters(text.data, text.length);
+    say_text(c, text.data, text.length);
+    nmk_buf_free(&text);
+}
+
 static void take_token(choice *c, int32_t token, const nmk_logprobs *logprobs, uint64_t ns) {
     nmk_metrics *m = &c->job->api->metrics;
     if (c->done) return;
@@ -791,6 +853,8 @@ static void take_token(choice *c, int32_t token, const nmk_logprobs *logprobs, u
         c->first_ns = ns;
     }
     c->last_ns = ns;
+    if (c->echoes) echo(c);
+    if (c->job->q.echo_alone) return;
     if (c->held >= 0) feed(c, c->held);
     c->held = -1;
     c->tokens++;
@@ -816,7 +880,7 @@ static void take_end(choice *c, nmk_batch_end end, const char *message) {
     api->submitted--;
     c->id = 0;
     if (!c->done) switch (end) {
-        case NMK_BATCH_STOP: complete(c, false); break;
+        case NMK_BATCH_STOP: complete(c, j->q.echo_alone); break; /* a token that was not asked for ends nothing */
         case NMK_BATCH_LENGTH:
             if (c->held >= 0) feed(c, c->held);
             complete(c, true);
@@ -854,6 +918,7 @@ static void on_wake(void *ctx) {
         const event *e = &events[i];
         switch (e->kind) {
         case START: take_start(e->choice, e->cached, e->ns); break;
+        case PROMPT: take_prompt(e->choice, e->index, e->logprobs); break;
         case TOKEN: take_token(e->choice, e->token, e->logprobs, e->ns); break;
         case END: take_end(e->choice, e->end, e->message); break;
         }
@@ -868,7 +933,7 @@ static void on_wake(void *ctx) {
 static uint64_t salt_of(const job *j) {
     const char *said = j->q.cache_salt ? j->q.cache_salt : "";
     uint64_t key = XXH3_64bits_withSeed(&j->key, sizeof j->key, j->api->secret);
-    if (j->api->o.no_cache) { /* a salt that no other request has */
+    if (j->api->o.no_cache || j->choice->asked) { /* a salt that no other request has */
         uint64_t number = ++j->api->salts;
         return XXH3_64bits_withSeed(&number, sizeof number, ~key);
     }
@@ -891,6 +956,12 @@ static nmk_sampler sampler_of(const nmk_sampling *s, uint64_t seed) {
     return r;
 }
 
+/* Alternatives to each token of the prompt; -1: it is not asked how likely they are. */
+static int prompt_logprobs(const nmk_sampling *s, bool echoed) {
+    int most = echoed ? s->logprobs : -1;
+    return s->prompt_logprobs > most ? s->prompt_logprobs : most;
+}
+
 static int submit(choice *c, nmk_err *e) {
     const job *j = c->job;
     const nmk_api_options *o = &j->api->o;
@@ -910,6 +981,8 @@ static int submit(choice *c, nmk_err *e) {
                                  .stop_ids = stop,
                                  .stop_count = count,
                                  .cap = j->cap,
+                                 .prompt_logprobs = c->asked ? prompt_logprobs(s, j->q.echo) + 1 : 0,
+                                 .on_prompt = on_prompt,
                                  .salt = salt_of(j),
                                  .client = (uint64_t)(j->key + 1),
                                  .exact = s->seeded, /* the same seed, the same text, whatever is cached */
@@ -978,6 +1051,12 @@ static void make_choices(job *j) {
                       .queued_ns = nmk_now_ns(),
                       .said = &j->said[i]};
         const nmk_ids *prompt = &j->prompt[c->prompt];
+        if (prompt_logprobs(s, j->q.echo) >= 0) {
+            c->asked = xcalloc(prompt->count, sizeof *c->asked);
+            for (size_t k = 0; k < prompt->count; k++) c->asked[k].token = prompt->id[k];
+            c->asked[0].first = true;
+        }
+        c->echoes = j->q.echo;
         c->stop = nmk_stop_new(s->stop, s->stop_count, s->keep_stop);
         if (api->o.tokenizer)
             c->parser = nmk_parser_new(api->o.tokenizer, chat && api->has_markers ? &api->markers : NULL, prompt->id,
@@ -990,22 +1069,6 @@ static void make_choices(job *j) {
         api->queued++, j->refs++;
     }
     nmk_metric_add(&api->metrics.n, NMK_METRIC_N, s->n);
-}
-
-/* The prompt before the text, as it was given. */
-static void echo(choice *c) {
-    job *j = c->job;
-    const nmk_prompt *given = &j->q.prompt[c->prompt];
-    const nmk_ids *ids = &j->prompt[c->prompt];
-    nmk_buf text = {0};
-    if (given->text.data)
-        nmk_buf_add(&text, given->text.data, given->text.bytes);
-    else if (j->api->o.tokenizer)
-        nmk_tokenizer_decode(j->api->o.tokenizer, ids->id, ids->count, j->q.skip_special_tokens, &text);
-    else
-        for (size_t i = 0; i < ids->count; i++) nmk_buf_printf(&text, "%d ", ids->id[i]);
-    say_text(c, text.data, text.length);
-    nmk_buf_free(&text);
 }
 
 static void start(job *j) {
@@ -1038,7 +1101,8 @@ static void start(job *j) {
         nmk_http_begin_stream(j->r);
         nmk_stream_open(&j->stream, &j->out);
     }
-    for (int i = 0; i < j->choice_count && j->q.echo; i++) echo(&j->choice[i]);
+    for (int i = 0; i < j->choice_count; i++)
+        if (j->choice[i].echoes && !j->choice[i].asked) echo(&j->choice[i]);
     send_out(j);
 }
 

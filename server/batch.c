@@ -49,6 +49,8 @@ struct request {
     int token_room;
     int given;        /* tokens that the callback got */
     bool capped;      /* its cap has not been looked at yet */
+    int told_prompt;  /* tokens of the prompt whose likelihood the callback got, the first one without any */
+    int32_t drawn;    /* the token that the machine's adjustments make it draw; -1: they are others */
     uint64_t started; /* its number among those that got a row; 0: not yet */
     uint64_t life;    /* counts its rows: what steps of an earlier life bring is not its */
     int counted;      /* positions that statistics have */
@@ -106,6 +108,7 @@ struct nmk_batch {
     } refused;
     struct {
         uint64_t id[NMK_ROWS]; /* request whose token the step brings; 0: none */
+        int prompt[NMK_ROWS];  /* it is this one of its prompt; 0: a new one */
         uint64_t life[NMK_ROWS];
         uint64_t queued_ns;
         int decoded, fed;
@@ -128,6 +131,7 @@ static request *new_request(const nmk_batch_request *rq) {
     r->rq.stop_ids = copy_of(rq->stop_ids, rq->stop_count, sizeof *rq->stop_ids);
     r->rq.sampler.bias = copy_of(rq->sampler.bias, rq->sampler.bias_count, sizeof *rq->sampler.bias);
     r->rq.cap.then = copy_of(rq->cap.then, rq->cap.then_count, sizeof *rq->cap.then);
+    r->told_prompt = rq->prompt_logprobs ? 1 : rq->prompt_tokens, r->drawn = -1;
     r->capped = rq->cap.after > 0 && rq->cap.after < rq->max_tokens;
     r->fed = xmalloc((size_t)pages);
     memset(r->fed, rq->exact ? PAGE : NMK_KV_ANY, (size_t)pages);
@@ -156,8 +160,10 @@ static int end_of(const request *r) {
     return r->rq.prompt_tokens - 1 + (r->capped ? r->rq.cap.after : r->rq.max_tokens);
 }
 
-/* Tokens of page p that are fed, if the row itself computes it: all but a prompt's last one. */
+/* Tokens of page p that are fed, if the row itself computes it: all but a prompt's last one, and none of a prompt whose
+ * tokens' likelihood is asked for. */
 static int own_way(const request *r, int p) {
+    if (r->rq.prompt_logprobs) return 0;
     int left = r->rq.prompt_tokens - 1 - p * PAGE;
     return left < 0 ? 0 : left < PAGE ? left : PAGE;
 }
@@ -250,7 +256,9 @@ static void count_prompt(nmk_batch *b, request *r, bool hit) {
 /* Goes on behind what is kept.  The last known token is computed, as what comes after it is not known. */
 static void find_pages(nmk_batch *b, request *r, int slot) {
     bool untouched = r->at == r->found;
-    r->at = nmk_kv_find(&b->engine->kv, slot, r->token, known(r), r->fed);
+    int count =
+        r->told_prompt < r->rq.prompt_tokens ? r->told_prompt - 1 : known(r); /* what is to be told is computed */
+    r->at = nmk_kv_find(&b->engine->kv, slot, r->token, count, r->fed);
     if (untouched) r->found = r->at;
     note_pages(b, r, slot);
 }
@@ -437,7 +445,7 @@ static int spare(const nmk_batch *b, int kind) {
 static bool begin(nmk_batch *b, request *r, int slot) {
     int made = r->made;
     nmk_kv_begin(&b->engine->kv, slot, r->rq.salt);
-    r->at = r->found = 0, r->adjusted = false;
+    r->at = r->found = 0, r->adjusted = false, r->drawn = -1;
     find_pages(b, r, slot);
     if (lacks(b, r, slot, 0) <= spare(b, 0) && lacks(b, r, slot, 1) <= spare(b, 1)) return true;
     nmk_kv_drop(&b->engine->kv, slot);
@@ -606,11 +614,19 @@ static void feed_columns(nmk_batch *b, request *r, nmk_column *column, int group
     if (!is_fed(b, r)) r->since = b->plans;
 }
 
+/* At this position of the prompt the machine draws the token that follows, for its likelihood. */
+static bool asks_prompt(const request *r) { return r->at + 1 < r->rq.prompt_tokens && r->at + 1 >= r->told_prompt; }
+
 /* Samples, or computes a token that is known. */
 static nmk_column decode_column(const nmk_batch *b, request *r, int c) {
     int slot = slot_of(b, r);
     r->moves = r->at == known(r);
     if (r->moves) return nmk_column_decode(&r->rq.sampler, c, slot, r->token[r->at], r->at, end_of(r) - r->at);
+    if (asks_prompt(r)) {
+        const nmk_bias any = {0}; /* nmk_engine_set_drawn says which */
+        const nmk_sampler likely = {.bias = &any, .bias_count = 1, .logprobs = r->rq.prompt_logprobs};
+        return nmk_column_decode(&likely, c, slot, r->token[r->at], r->at, 1);
+    }
     return (nmk_column){
         .token = r->token[r->at], .pos = r->at, .base = r->at, .group = c, .slot = slot, .remaining = 1};
 }
@@ -646,6 +662,10 @@ static int plan(nmk_batch *b, request *const feed[HALVES], nmk_column column[NMK
 static int write_adjusts(nmk_batch *b, const nmk_column column[NMK_ROWS], nmk_err *e) {
     for (int c = 0; c < b->columns; c++) {
         request *r = b->on[c];
+        if (r && !r->moves && asks_prompt(r)) {
+            if (nmk_engine_set_drawn(b->engine, column[c].slot, r->drawn, r->token[r->at + 1], e)) return -1;
+            r->drawn = r->token[r->at + 1];
+        }
         if (!r || !r->moves || r->adjusted) continue;
         int prompt = r->rq.prompt_tokens;
         if (nmk_engine_set_adjust(b->engine, column[c].slot, &r->rq.sampler, r->token, prompt, r->token + prompt,
@@ -716,7 +736,9 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
     note_queued(b, number, live);
     for (int c = 0; c < b->columns; c++) {
         request *r = b->on[c];
-        b->record[number % RECORDS].id[c] = r && r->moves ? r->id : 0;
+        bool asks = r && !r->moves && asks_prompt(r);
+        b->record[number % RECORDS].id[c] = r && (r->moves || asks) ? r->id : 0;
+        b->record[number % RECORDS].prompt[c] = asks ? r->at + 1 : 0;
         b->record[number % RECORDS].life[c] = r ? r->life : 0;
         if (!r) continue;
         r->at++;
@@ -767,7 +789,8 @@ static int read_step(nmk_batch *b, nmk_err *e) {
     for (int c = 0; c < b->columns; c++)
         for (int s = 0; s < b->rows; s++) {
             request *r = b->row[s];
-            if (r && r->id == b->record[record].id[c] && r->life == b->record[record].life[c]) of[c] = r, tokens++;
+            if (r && r->id == b->record[record].id[c] && r->life == b->record[record].life[c])
+                of[c] = r, tokens += !b->record[record].prompt[c];
         }
     pthread_mutex_lock(&b->lock);
     b->stats.steps++, b->stats.tokens += (uint64_t)tokens;
@@ -778,15 +801,23 @@ static int read_step(nmk_batch *b, nmk_err *e) {
     for (int c = 0; c < b->columns; c++) {
         request *r = of[c];
         if (!r) continue;
-        if (out[c] < 0 || out[c] >= b->engine->vocab) {
+        const int prompt = b->record[record].prompt[c];
+        if (out[c] < 0 || out[c] >= b->engine->vocab || (prompt && out[c] != r->token[prompt])) {
             nmk_err why;
-            nmk_fail(&why, "the step gave %d in place of a token", out[c]);
+            nmk_fail(&why, "the step gave %d in place of %s", out[c], prompt ? "the prompt's token" : "a token");
             rc |= fail_request(b, r, why.text, false, e);
+            continue;
+        }
+        nmk_logprobs logprobs;
+        if (prompt) {
+            const nmk_sampler likely = {.logprobs = r->rq.prompt_logprobs};
+            r->told_prompt = prompt + 1;
+            if (r->rq.on_prompt)
+                r->rq.on_prompt(r->rq.user, prompt, nmk_engine_logprobs(b->engine, b->done - 1, c, &likely, &logprobs));
             continue;
         }
         add_token(r, out[c]);
         keep_pages(b, r);
-        nmk_logprobs logprobs;
         if (r->rq.on_token)
             r->rq.on_token(r->rq.user, out[c],
                            nmk_engine_logprobs(b->engine, b->done - 1, c, &r->rq.sampler, &logprobs));
@@ -908,6 +939,8 @@ static int check_request(const nmk_batch *b, const nmk_batch_request *rq, nmk_er
         return nmk_fail(e, "%d tokens of prompt and %d of answer: there is not so much memory for keys and values",
                         rq->prompt_tokens, rq->max_tokens);
     if (nmk_sampler_check(&rq->sampler, g->vocab, e)) return -1;
+    if (rq->prompt_logprobs < 0 || rq->prompt_logprobs > NMK_TOP_LOGPROBS + 1)
+        return nmk_fail(e, "prompt_logprobs %d, expected 0 to %d", rq->prompt_logprobs, NMK_TOP_LOGPROBS + 1);
     for (int i = 0; i < rq->prompt_tokens; i++)
         if (rq->prompt[i] < 0 || rq->prompt[i] >= g->vocab)
             return nmk_fail(e, "token %d is not in 0 to %d", rq->prompt[i], g->vocab - 1);

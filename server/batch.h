@@ -71,12 +71,18 @@ typedef struct {
     const int32_t *stop_ids;    /* copied */
     int stop_count;
     nmk_batch_cap cap;
+    /* 0: none; n: the likelihood of each token of the prompt but the first, and the n - 1 most likely ones in its
+     * place.  The positions of such a prompt are computed one by one, as those of an answer are.  Its salt should be
+     * nobody else's: what others have computed says nothing of tokens. */
+    int prompt_logprobs;
     uint64_t salt;   /* requests with different salts share no cached pages */
     uint64_t client; /* whose turn it is in the queue: clients take turns */
     bool exact;      /* uses no cached page of tokens that were generated */
     void *user;
     /* once, when its first position is queued; cached_tokens: those before it, found in the cache; may be NULL */
     void (*on_start)(void *user, int cached_tokens);
+    /* of the prompt's token `index`, in order, all of them before the first token that is generated */
+    void (*on_prompt)(void *user, int index, const nmk_logprobs *logprobs);
     /* may be NULL; logprobs is good during the call, NULL if not asked for; of a token that a cap put in it is 0 */
     void (*on_token)(void *user, int32_t token, const nmk_logprobs *logprobs);
     /* message: of NMK_BATCH_FAILED and NMK_BATCH_LOST, else NULL */

@@ -209,16 +209,50 @@ static void text_logprobs(const nmk_reply *r, const nmk_logprob *list, int count
     nmk_buf_puts(out, "],\"token_logprobs\":[");
     for (int i = 0; i < count; i++) {
         comma(out);
-        logprob(list[i].likely.chosen, out);
+        list[i].first ? nmk_buf_puts(out, "null") : logprob(list[i].likely.chosen, out);
     }
     nmk_buf_puts(out, "],\"top_logprobs\":[");
     for (int i = 0; i < count; i++) {
         comma(out);
-        text_top(r, &list[i], out);
+        list[i].first ? nmk_buf_puts(out, "null") : text_top(r, &list[i], out);
     }
     nmk_buf_puts(out, "],\"text_offset\":[");
     for (int i = 0; i < count; i++) nmk_buf_printf(out, i ? ",%zu" : "%zu", list[i].text_offset);
     nmk_buf_puts(out, "]}");
+}
+
+/* As vLLM has it: by ids, with the place of each among the most likely ones where that is known. */
+static void prompt_member(const nmk_reply *r, int32_t id, double value, int rank, nmk_buf *out) {
+    token_text t = text_of(r, id);
+    comma(out);
+    nmk_buf_printf(out, "\"%d\":{\"logprob\":", id);
+    logprob(value, out);
+    nmk_buf_puts(out, ",\"rank\":");
+    rank ? nmk_buf_printf(out, "%d", rank) : nmk_buf_puts(out, "null");
+    member_text("decoded_token", t.bytes, t.count, out);
+    nmk_buf_puts(out, "}");
+}
+
+static void member_prompt_logprobs(const nmk_reply *r, const nmk_reply_choice *c, nmk_buf *out) {
+    if (!c->prompt) return;
+    member("prompt_logprobs", out);
+    nmk_buf_puts(out, "[");
+    for (int i = 0; i < c->prompt_count; i++) {
+        const nmk_logprobs *l = &c->prompt[i].likely;
+        int rank = 0;
+        comma(out);
+        if (c->prompt[i].first) {
+            nmk_buf_puts(out, "null");
+            continue;
+        }
+        for (int k = 0; k < l->count && !rank; k++) rank = l->id[k] == c->prompt[i].token ? k + 1 : 0;
+        nmk_buf_puts(out, "{");
+        prompt_member(r, c->prompt[i].token, l->chosen, rank, out);
+        for (int k = 0; k < l->count; k++)
+            if (l->id[k] != c->prompt[i].token) prompt_member(r, l->id[k], l->logprob[k], k + 1, out);
+        nmk_buf_puts(out, "}");
+    }
+    nmk_buf_puts(out, "]");
 }
 
 static void member_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, nmk_buf *out) {
@@ -369,10 +403,12 @@ static void write_whole(const nmk_reply *r, const nmk_reply_choice *choices, int
         }
         member_logprobs(r, c->logprob, c->logprob_count, out);
         member_ended(c->ended, out);
+        if (r->kind == NMK_REPLY_TEXT) member_prompt_logprobs(r, c, out);
         nmk_buf_puts(out, "}");
     }
     nmk_buf_puts(out, "]");
     member_usage(usage, out);
+    if (r->kind == NMK_REPLY_CHAT) member_prompt_logprobs(r, choices, out); /* one prompt, whatever is said to it */
     nmk_buf_puts(out, "}");
 }
 

@@ -66,6 +66,7 @@ typedef struct {
  * what may begin a stop string, a citation) goes with the chunk that ends its text, or with the finish chunk. */
 typedef struct {
     int32_t token;
+    bool first;          /* of a prompt: nothing came before it, so it has no likelihood */
     size_t text_offset;  /* characters of text before it; only /v1/completions tells it */
     nmk_logprobs likely; /* what the request asked for: `count` is 0 for the chosen one alone */
 } nmk_logprob;
@@ -106,6 +107,8 @@ typedef struct {
     size_t stop_bytes;
     const nmk_logprob *logprob; /* the caller's; NULL: not asked for */
     int logprob_count;
+    const nmk_logprob *prompt; /* the same of the prompt's tokens */
+    int prompt_count;
 } nmk_reply_choice;
 
 /* Reasoning or text; what follows of the same kind is the same item. */

@@ -132,6 +132,16 @@ static int take_response_format(job *j, const char *name, struct json_object *v)
     return 0;
 }
 
+/* At /v1/completions, where none at all is some if the prompt comes back. */
+static int take_max_tokens(job *j, const char *name, struct json_object *v) {
+    int64_t tokens;
+    if (!whole(v, &tokens)) return wrong_type(j, name, "an integer", v);
+    if (tokens < 0 || tokens > INT_MAX) return invalid(j, name, "expected at least 1, or 0 with 'echo'");
+    j->r->sampling.max_tokens = tokens ? (int)tokens : 1;
+    j->r->echo_alone = !tokens;
+    return 0;
+}
+
 static int take_kwargs(job *j, const char *name, struct json_object *v) {
     if (!is(v, json_type_object)) return wrong_type(j, name, "an object", v);
     j->r->chat_template_kwargs = v;
@@ -529,7 +539,8 @@ static const field fields[] = {
     {"top_logprobs",          RESP,     SHAPE,     .take = refuse_some},
     {"logprobs",              TEXT,     INT,       0,  INT_MAX,  -1, J(text_logprobs)},
     {"return_tokens_as_token_ids", CHAT|TEXT, BOOL,      0,        1,   0, S(tokens_as_ids)},
-    {"prompt_logprobs",       GEN,      SHAPE,     .take = refuse_any},
+    {"prompt_logprobs",   CHAT|TEXT,    INT,       0,  INT_MAX,  -1, S(prompt_logprobs)},
+    {"prompt_logprobs",   RESP|MSG,     SHAPE,     .take = refuse_any},
 
     {"stop",        CHAT|TEXT|RESP,     SHAPE,     .take = take_stop},
     {"stop_sequences",        MSG,      SHAPE,     .take = take_stop},
@@ -537,7 +548,8 @@ static const field fields[] = {
     {"include_stop_str_in_output", GEN, BOOL,      0,        1,   0, S(keep_stop)},
     {"ignore_eos",            GEN,      BOOL,      0,        1,   0, S(ignore_eos)},
     {"min_tokens",            GEN,      INT,       0,  INT_MAX,   0, S(min_tokens)},
-    {"max_tokens",   CHAT|TEXT|MSG,     INT,       1,  INT_MAX,   0, S(max_tokens)},
+    {"max_tokens",            TEXT,     SHAPE,     .take = take_max_tokens},
+    {"max_tokens",         CHAT|MSG,    INT,       1,  INT_MAX,   0, S(max_tokens)},
     {"max_completion_tokens", CHAT,     INT,       1,  INT_MAX,   0, J(max_completion_tokens)},
     {"max_output_tokens",     RESP,     INT,       1,  INT_MAX,   0, S(max_tokens)},
 
@@ -673,7 +685,7 @@ int nmk_request_defaults(nmk_request_limits *l, struct json_object *generation_c
     for (size_t k = 0; k < sizeof configured / sizeof *configured; k++) {
         struct json_object *v = nmk_json_get(generation_config, configured[k][0]);
         for (size_t i = 0; v && i < FIELDS; i++)
-            if (!strcmp(fields[i].name, configured[k][1]) && take(&j, &fields[i], v))
+            if (fields[i].bodies & CHAT && !strcmp(fields[i].name, configured[k][1]) && take(&j, &fields[i], v))
                 return nmk_fail(e, "%s: %s", configured[k][0], error.message);
     }
     struct json_object *sample = nmk_json_get(generation_config, "do_sample");
@@ -696,7 +708,12 @@ static int check_logprobs(job *j) {
                             "Invalid value for '%s': expected at most %d, but got %d.", name, j->limits->max_logprobs,
                             wanted);
     j->r->sampling.logprobs = wanted;
-    if (wanted >= 0 && j->r->echo) return unsupported(j, "echo", "'echo' and 'logprobs' together are not supported");
+    if (j->r->sampling.prompt_logprobs > j->limits->max_logprobs)
+        return nmk_api_fail(j->e, 400, "prompt_logprobs", "invalid_value",
+                            "Invalid value for 'prompt_logprobs': expected at most %d, but got %d.",
+                            j->limits->max_logprobs, j->r->sampling.prompt_logprobs);
+    if (j->r->sampling.prompt_logprobs >= 0 && j->r->stream)
+        return invalid(j, "prompt_logprobs", "not available when 'stream' is true");
     return 0;
 }
 
@@ -744,6 +761,7 @@ static int check(job *j) {
     if (!generates) return 0;
 
     if (check_logprobs(j)) return -1;
+    if (r->echo_alone && !r->echo) return invalid(j, "max_tokens", "0 only when 'echo' is true");
     if (j->has_options && !r->stream) return invalid(j, "stream_options", "only allowed when 'stream' is true");
     if (j->best_of && j->best_of != s->n) return unsupported(j, "best_of", "only as much as 'n'");
     int prompts = r->prompt_count ? r->prompt_count : 1;

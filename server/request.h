@@ -29,8 +29,9 @@ typedef struct {
     int64_t seed;
     nmk_bias *bias; /* by token, each once */
     int bias_count;
-    int logprobs;       /* alternatives to each token; 0: the chosen token's alone; -1: none asked for */
-    bool tokens_as_ids; /* logprobs name tokens by their ids */
+    int logprobs;        /* alternatives to each token; 0: the chosen token's alone; -1: none asked for */
+    int prompt_logprobs; /* the same of the prompt's tokens, in a list of their own */
+    bool tokens_as_ids;  /* logprobs name tokens by their ids */
 
     nmk_text *stop; /* within the request's JSON */
     int stop_count;
@@ -87,7 +88,8 @@ typedef struct {
     /* Completions, and /tokenize without messages. */
     nmk_prompt *prompt;
     int prompt_count;
-    bool echo;               /* the prompt comes before the text */
+    bool echo;       /* the prompt comes before the text, with its tokens' likelihood if logprobs are asked for */
+    bool echo_alone; /* and there is no text: max_tokens is 0 */
     bool add_special_tokens; /* BOS before a text; false by default when there are messages */
     bool skip_special_tokens;
 

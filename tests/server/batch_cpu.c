@@ -2,6 +2,7 @@
 #include "batch.h"
 
 #include <limits.h>
+#include <math.h>
 
 #include "engine.h"
 #include "json.h"
@@ -337,6 +338,18 @@ static void test_chat(nmk_batch *b) {
            CHATS);
 }
 
+/* Likelihoods that a client was told. */
+static struct {
+    int prompts, tokens, wrong;
+    nmk_logprobs prompt[MOST_TOKENS], token[MOST_TOKENS];
+} likely;
+
+static void likely_prompt(void *user, int index, const nmk_logprobs *l) {
+    (void)user;
+    likely.wrong += index != likely.prompts + 1 || likely.tokens;
+    likely.prompt[index] = *l, likely.prompts++;
+}
+
 /* Rows lose their pages to others again and again, in another batch than `ample`. */
 static void test_preempted(nmk_batch *ample) {
     enum { ROWS = 6, ANSWER = 140 };
@@ -351,12 +364,15 @@ static void test_preempted(nmk_batch *ample) {
         return;
     int rc = 0, equal = 0;
     bool ended = true;
+    memset(&likely, 0, sizeof likely);
     for (int round = 0; round < 2; round++) {
+        likely.prompts = 0;
         for (int i = 0; i < ROWS; i++) {
             client *k = &many[i];
             fill(k, 5 + 13 * i, ANSWER, i % 2 ? 1 : 0, 300 + (unsigned)i);
             /* which the machine counts, and has to be told anew of a row that comes again */
             if (i) k->rq.sampler.repetition_penalty = 1.3f, k->rq.sampler.frequency_penalty = 0.2f;
+            if (i == ROWS - 1) k->rq.prompt_logprobs = 1, k->rq.on_prompt = likely_prompt;
             rc |= submit(round ? b : ample, k, &e);
         }
         for (int i = 0; i < ROWS; i++) {
@@ -368,6 +384,8 @@ static void test_preempted(nmk_batch *ample) {
     nmk_batch_stats s = quiet(b);
     check(rc == 0 && ended && equal == ROWS && s.preemptions > 0, "rows that lost their pages say the same",
           "%d of %d, %d preemptions: %s", equal, ROWS, (int)s.preemptions, e.text);
+    check(likely.prompts == many[ROWS - 1].rq.prompt_tokens - 1 && !likely.wrong,
+          "likelihoods of a prompt are told once", "%d, %d out of order", likely.prompts, likely.wrong);
     check(kv_is_given_back(&g->kv), "every page is free or kept in the end", "some are held");
     printf("# %d preemptions, %d and %d pages\n", (int)s.preemptions, g->kv.pages[0], g->kv.pages[1]);
     nmk_batch_close(b);
@@ -431,6 +449,67 @@ static void test_caps(nmk_batch *b) {
           "the answer ends within the tokens of a cap", "%d tokens", capped.count);
 }
 
+static void likely_token(void *user, int32_t token, const nmk_logprobs *l) {
+    if (l) likely.token[likely.tokens] = *l;
+    likely.tokens++;
+    client_token(user, token, l);
+}
+
+/* Submits as submit() does, with the two functions above. */
+static bool run_likely(nmk_batch *b, client *k) {
+    nmk_err e;
+    memset(&likely, 0, sizeof likely);
+    k->rq.prompt = k->prompt, k->rq.user = k, k->batch = b;
+    k->rq.on_token = likely_token, k->rq.on_end = client_end, k->rq.on_prompt = likely_prompt;
+    return nmk_batch_submit(b, &k->rq, &k->id, &e) == 0 && wait_end(k) && k->end == NMK_BATCH_LENGTH;
+}
+
+/* A prompt's tokens are as likely as they were when the model said them, whoever else runs. */
+static void test_prompt_logprobs(nmk_batch *b) {
+    enum { FIRST = 21, SAID = 90, TOP = 5 };
+    static client said, asked, company[5];
+    static nmk_logprobs wanted[SAID], alone_said[SAID + FIRST];
+    nmk_err e = {0};
+    fill(&said, FIRST, SAID, 0.9f, 90);
+    said.rq.sampler.logprobs = TOP;
+    if (!check(run_likely(b, &said) && likely.tokens == SAID, "likelihoods of an answer", "%d", likely.tokens)) return;
+    memcpy(wanted, likely.token, sizeof wanted);
+    for (int round = 0; round < 2; round++) {
+        fill(&asked, FIRST, 2, 0, 91);
+        memcpy(asked.prompt, said.prompt, sizeof *said.prompt * FIRST);
+        memcpy(asked.prompt + FIRST, said.token, sizeof *said.token * SAID);
+        asked.rq.prompt_tokens = FIRST + SAID, asked.rq.prompt_logprobs = TOP, asked.rq.salt = 17 + (uint64_t)round;
+        for (int i = 0; i < 5 * round; i++) {
+            fill(&company[i], 20 + 30 * i, 40, 1, 92 + (unsigned)i);
+            submit(b, &company[i], &e);
+        }
+        bool good = run_likely(b, &asked);
+        for (int i = 0; i < 5 * round; i++) good &= wait_end(&company[i]);
+        int near = 0, same_top = 0, bits = 0;
+        for (int i = 0; i < SAID; i++) {
+            const nmk_logprobs *l = &likely.prompt[FIRST + i];
+            near += fabsf(l->chosen - wanted[i].chosen) < 0.05f * (1 + fabsf(wanted[i].chosen));
+            same_top += l->count == TOP - 1 && l->id[0] == wanted[i].id[0];
+        }
+        for (int i = 1; i < FIRST + SAID; i++)
+            bits += !memcmp(&likely.prompt[i].chosen, &alone_said[i - 1].chosen, sizeof(float));
+        check(good && !likely.wrong && likely.prompts == FIRST + SAID - 1 && asked.count == 2 && near >= SAID - 1 &&
+                  same_top >= SAID - 2,
+              round ? "likelihoods of a prompt, in company" : "likelihoods of a prompt",
+              "%d of %d told, %d of them as before, %d with the same best one, %d out of order", likely.prompts,
+              FIRST + SAID - 1, near, same_top, likely.wrong);
+        if (round) check(bits == FIRST + SAID - 1, "and they are the same, bit for bit", "%d are", bits);
+        memcpy(alone_said, likely.prompt + 1, sizeof *alone_said * (FIRST + SAID - 1));
+    }
+    fill(&asked, 1, 2, 0, 93);
+    asked.rq.prompt_logprobs = 1;
+    check(run_likely(b, &asked) && !likely.prompts && asked.count == 2, "a prompt of one token has none", "%d",
+          likely.prompts);
+    fill(&asked, 9, 2, 0, 93);
+    asked.rq.prompt_logprobs = NMK_TOP_LOGPROBS + 2;
+    check(submit(b, &asked, &e) && strstr(e.text, "prompt_logprobs"), "more than there are", "%s", e.text);
+}
+
 int main(void) {
     enum { MOST_WAITING = 12 };
     nmk_err e = {0};
@@ -451,6 +530,7 @@ int main(void) {
     test_golden(b, nmk_json_get(golden, "prompts"));
     test_stops(b);
     test_caps(b);
+    test_prompt_logprobs(b);
     test_cancel(b);
     test_refusals(b, MOST_WAITING);
     test_preempted(b); /* the texts of `alone` are others from here on */

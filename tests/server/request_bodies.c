@@ -449,8 +449,6 @@ static void refusals(void) {
             "Unsupported parameter: 'best_of': only as much as 'n'.");
     refused(NMK_BODY_COMPLETION, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix", P,
             "Unsupported parameter: 'suffix': this server does not have it.");
-    refused(NMK_BODY_COMPLETION, "{\"prompt\":\"a\",\"echo\":true,\"logprobs\":1}", "echo", P,
-            "Unsupported parameter: 'echo': 'echo' and 'logprobs' together are not supported.");
     refused(NMK_BODY_COMPLETION, "{\"prompt\":\"a\",\"logprobs\":21}", "logprobs", V,
             "Invalid value for 'logprobs': expected at most 20, but got 21.");
     refused(NMK_BODY_TOKENIZE, "{\"prompt\":\"a\",\"messages\":[{\"role\":\"user\"}]}", "prompt", V,

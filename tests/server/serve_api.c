@@ -367,6 +367,94 @@ static void test_chat_logprobs(void) {
     chat_likely("nothing but markers", "", "<|END_THINKING|><|END_OF_TURN_TOKEN|>", "", "stop");
 }
 
+/* Tells the likelihood of a prompt's tokens: -1, -2, ... in the order of the prompt, each its alternatives' second. */
+static void tell_prompt(int id) {
+    const nmk_batch_request *rq = &submitted[id - 1];
+    for (int i = 1; i < rq->prompt_tokens; i++) {
+        nmk_logprobs l = {.chosen = -(float)i, .count = rq->prompt_logprobs - 1};
+        for (int k = 0; k < l.count; k++)
+            l.id[k] = k == 1 ? rq->prompt[i] : 300 + k, l.logprob[k] = l.chosen + 1 - (float)k;
+        rq->on_prompt(rq->user, i, &l);
+    }
+}
+
+/* Of one answer to one prompt, which is said to be that likely. */
+static reply likely_reply(const char *path, const char *body, const char *said) {
+    int id = submits + 1, fd = begin(path, body, id);
+    nmk_ids ids = ids_of(said);
+    tell_prompt(id);
+    say_likely(id, &ids, 0, ids.count);
+    end(id, NMK_BATCH_LENGTH, NULL);
+    nmk_ids_free(&ids);
+    return reply_read(fd);
+}
+
+static void test_prompt_logprobs(void) {
+    reply r = likely_reply(TEXT, "{\"echo\":true,\"logprobs\":2,\"max_tokens\":2,\"prompt\":\"caf\u00e9 is\"}", " a");
+    struct json_object *l = at(r.json, "choices.0.logprobs"), *tokens = at(l, "tokens"), *offset = at(l, "text_offset");
+    const char *text = text_at(r.json, "choices.0.text");
+    size_t n = tokens ? json_object_array_length(tokens) : 0, good = 0, from = 0;
+    for (size_t i = 0, character = 0; i < n; i++) { /* each token's text is where its offset says */
+        const char *token = json_object_get_string(json_object_array_get_idx(tokens, i));
+        while (character < (size_t)json_object_get_int(json_object_array_get_idx(offset, i)))
+            from += 1 + (((unsigned char)text[from + 1] & 0xc0) == 0x80), character++;
+        bool part = !strncmp(token, "bytes:", 6); /* of a character */
+        good += part || (!i ? !strcmp(token, "<BOS_TOKEN>") && !from : !strncmp(text + from, token, strlen(token)));
+    }
+    check(!strcmp(text, "caf\xc3\xa9 is a") && n > 4 && good == n &&
+              json_object_array_length(at(l, "token_logprobs")) == n && !at(l, "token_logprobs.0") &&
+              !at(l, "top_logprobs.0") && json_object_get_double(at(l, "token_logprobs.2")) == -2 &&
+              json_object_object_length(at(l, "top_logprobs.2")) == 2,
+          "echo and logprobs: a prompt's tokens, the first without any", "%zu of %zu in place: %s", good, n, r.body);
+    reply_free(&r);
+
+    r = likely_reply(TEXT, "{\"echo\":true,\"logprobs\":1,\"max_tokens\":0,\"prompt\":[7,300,301]}", "a");
+    check(!strcmp(text_at(r.json, "choices.0.finish_reason"), "length") &&
+              json_object_array_length(at(r.json, "choices.0.logprobs.tokens")) == 3 &&
+              json_object_get_double(at(r.json, "choices.0.logprobs.token_logprobs.2")) == -2 &&
+              int_at(r.json, "usage.completion_tokens") == 0 && int_at(r.json, "usage.prompt_tokens") == 3,
+          "a prompt alone", "%s", r.body);
+    reply_free(&r);
+
+    r = likely_reply(TEXT, "{\"echo\":true,\"logprobs\":0,\"max_tokens\":2,\"stream\":true,\"prompt\":\"it is\"}",
+                     " a b");
+    const char *first = strstr(r.body, "\"text\":\"it is\""),
+               *likely = first ? strstr(first, "\"token_logprobs\":[null,-1") : NULL;
+    told t = told_read(&r, false);
+    check(!t.wrong[0] && !strcmp(t.text.data, "it is a b") && likely && likely < strstr(first, "\n\n"),
+          "a streamed prompt comes with its likelihood", "%s: %s", t.wrong, r.body);
+    told_free(&t), reply_free(&r);
+
+    r = likely_reply(TEXT, "{\"prompt_logprobs\":2,\"max_tokens\":1,\"prompt\":[7,310,301]}", "a");
+    const char *list = json_object_to_json_string_ext(at(r.json, "choices.0.prompt_logprobs"), JSON_C_TO_STRING_PLAIN);
+    check(strstr(list, "[null,{\"310\":{\"logprob\":-1,\"rank\":2,\"decoded_token\":\"") == list &&
+              strstr(list, "\"300\":{\"logprob\":0,\"rank\":1,") &&
+              strstr(list, "{\"301\":{\"logprob\":-2,\"rank\":2,") &&
+              !strncmp(text_at(r.json, "choices.0.text"), "a", 1) && !at(r.json, "choices.0.logprobs"),
+          "prompt_logprobs of a completion", "%s", list);
+    reply_free(&r);
+    r = likely_reply(CHAT, "{\"prompt_logprobs\":0," ASK "}", "a");
+    check(json_object_is_type(at(r.json, "prompt_logprobs"), json_type_array) &&
+              (int)json_object_array_length(at(r.json, "prompt_logprobs")) == int_at(r.json, "usage.prompt_tokens") &&
+              json_object_object_length(at(r.json, "prompt_logprobs.1")) == 1,
+          "prompt_logprobs of a chat", "%s", r.body);
+    reply_free(&r);
+
+    static const char *const refusals[][2] = {
+        {"{\"prompt_logprobs\":1,\"stream\":true,\"prompt\":\"a\"}", "prompt_logprobs"},
+        {"{\"prompt_logprobs\":21,\"prompt\":\"a\"}", "prompt_logprobs"},
+        {"{\"prompt_logprobs\":-1,\"prompt\":\"a\"}", "prompt_logprobs"},
+        {"{\"max_tokens\":0,\"prompt\":\"a\"}", "max_tokens"},
+        {"{\"max_tokens\":-1,\"echo\":true,\"prompt\":\"a\"}", "max_tokens"},
+        {"{\"max_tokens\":\"1\",\"prompt\":\"a\"}", "max_tokens"}};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        r = post(port, TEXT, refusals[i][0]);
+        check(r.status == 400 && !strcmp(text_at(r.json, "error.param"), refusals[i][1]), refusals[i][0], "%d %s",
+              r.status, r.body);
+        reply_free(&r);
+    }
+}
+
 static void test_usage(void) {
     int id = submits + 1, fd = begin(TEXT, "{\"prompt\":[[7,8,9],[7,8,9,10]],\"n\":2,\"max_tokens\":1}", id + 3);
     const int cached[] = {2, 3, 1, 2}; /* the further answers of a prompt find more, but the prompt was sent once */
@@ -608,6 +696,7 @@ int main(void) {
     test_logprobs();
     test_streamed_logprobs();
     test_chat_logprobs();
+    test_prompt_logprobs();
     test_usage();
     nmk_err e;
     o.max_rows = 1;

@@ -1,5 +1,7 @@
 /* nmk-serve with the toy on the CPU: every endpoint, what it refuses, streams, disconnects, keys, draining. */
 #define _GNU_SOURCE /* memmem */
+#include <math.h>
+
 #include "serve_helper.h"
 
 #define TOY "--checkpoint", "examples/nmc-toy"
@@ -217,6 +219,37 @@ static void test_text(int port) {
           "stop_token_ids", "%s", r.body);
     free(body), reply_free(&r), reply_free(&ids);
     nmk_buf_free(&text);
+}
+
+/* As evaluation harnesses ask: how likely is this text? */
+static void test_likelihood(int port) {
+    reply said = post(port, TEXT, "{\"prompt\":\"def is_prime\",\"temperature\":0,\"max_tokens\":12,\"logprobs\":1}");
+    struct json_object *before = at(said.json, "choices.0.logprobs.token_logprobs");
+    nmk_buf body = {0};
+    nmk_buf_puts(&body, "{\"echo\":true,\"temperature\":0,\"max_tokens\":1,\"logprobs\":1,\"prompt\":");
+    char *whole = xasprintf("def is_prime%s", text_at(said.json, "choices.0.text"));
+    struct json_object *quoted = json_object_new_string(whole);
+    nmk_buf_puts(&body, json_object_to_json_string(quoted));
+    nmk_buf_puts(&body, "}");
+    reply r = post(port, TEXT, body.data);
+    struct json_object *now = at(r.json, "choices.0.logprobs.token_logprobs");
+    size_t prompt = (size_t)int_at(r.json, "usage.prompt_tokens"), near = 0, greedy = 0;
+    for (size_t i = 0; i < 12 && now && before && json_object_array_length(now) == prompt + 1; i++) {
+        double x = json_object_get_double(json_object_array_get_idx(before, i)), most = -1e9;
+        double y = json_object_get_double(json_object_array_get_idx(now, prompt - 12 + i));
+        struct json_object *top =
+            json_object_array_get_idx(at(r.json, "choices.0.logprobs.top_logprobs"), prompt - 12 + i);
+        near += fabs(x - y) < 0.05 * (1 + fabs(x));
+        json_object_object_foreach(top, key, value) {
+            (void)key;
+            most = fmax(most, json_object_get_double(value));
+        }
+        greedy += y == most;
+    }
+    check(near == 12 && greedy == 12 && !strncmp(text_at(r.json, "choices.0.text"), whole, strlen(whole)),
+          "a text that was said is as likely as it was then, and the most likely one", "%zu near, %zu greedy: %s", near,
+          greedy, r.body);
+    json_object_put(quoted), free(whole), nmk_buf_free(&body), reply_free(&said), reply_free(&r);
 }
 
 static void test_seeds(int port) {
@@ -582,6 +615,7 @@ int main(void) {
     test_thinking(s.port);
     test_text(s.port);
     test_tokens(s.port);
+    test_likelihood(s.port);
     test_seeds(s.port);
     test_refusals(s.port);
     test_hostile(s.port);
