@@ -142,6 +142,13 @@ static int take_max_tokens(job *j, const char *name, struct json_object *v) {
     return 0;
 }
 
+/* For the template, as one of its variables. */
+static int take_documents(job *j, const char *name, struct json_object *v) {
+    if (!is(v, json_type_array)) return wrong_type(j, name, "an array", v);
+    j->documents = v;
+    return 0;
+}
+
 static int take_kwargs(job *j, const char *name, struct json_object *v) {
     if (!is(v, json_type_object)) return wrong_type(j, name, "an object", v);
     j->r->chat_template_kwargs = v;
@@ -206,6 +213,40 @@ static int refuse(job *j, const char *name, struct json_object *v) {
 static int refuse_true(job *j, const char *name, struct json_object *v) {
     if (!is(v, json_type_boolean)) return wrong_type(j, name, "a boolean", v);
     return json_object_get_boolean(v) ? unsupported(j, name, "this server does not have it") : 0;
+}
+
+/* What other servers have, but for the value that changes nothing, and what does it here. */
+static int refuse_other(job *j, const char *name, struct json_object *v) {
+    static const struct {
+        const char *name;
+        double neutral;
+        const char *why;
+    } others[] = {{"repeat_penalty", 1, "it is called 'repetition_penalty' here, and of all tokens"},
+                  {"n_predict", -1, "it is called 'max_tokens' here"},
+                  {"n_probs", 0, "it is called 'logprobs' here"},
+                  {"typical_p", 1, "this server does not have it; 'top_p' and 'min_p' are there"},
+                  {"tfs_z", 1, "this server does not have it; 'top_p' and 'min_p' are there"},
+                  {"top_n_sigma", -1, "this server does not have it; 'top_p' and 'min_p' are there"},
+                  {"mirostat", 0, "this server does not have it; 'top_p' and 'min_p' are there"},
+                  {"xtc_probability", 0, "this server does not have it"},
+                  {"dynatemp_range", 0, "this server does not have it; 'temperature' is there"},
+                  {"dry_multiplier", 0, "this server does not have it; 'frequency_penalty' is there"},
+                  {"length_penalty", 1, "this server has no beams"}};
+    size_t i = 0;
+    while (strcmp(others[i].name, name) != 0) i++;
+    bool number = is(v, json_type_int) || is(v, json_type_double);
+    return number && json_object_get_double(v) == others[i].neutral ? 0 : unsupported(j, name, others[i].why);
+}
+
+/* The old form of tools. */
+static int refuse_functions(job *j, const char *name, struct json_object *v) {
+    return is(v, json_type_array) && !length(v) ? 0 : unsupported(j, name, "use 'tools'");
+}
+
+static int refuse_reasoning_format(job *j, const char *name, struct json_object *v) {
+    const char *s = c_string(v);
+    if (s && (!strcmp(s, "auto") || !strncmp(s, "deepseek", 8))) return 0;
+    return unsupported(j, name, "reasoning is always told apart from the answer");
 }
 
 static int refuse_text(job *j, const char *name, struct json_object *v) {
@@ -574,6 +615,7 @@ static const field fields[] = {
     {"thinking_token_budget", CHAT|RESP|MSG, INT,  0,  INT_MAX,  -1, R(thinking_tokens)},
     {"include_reasoning",  CHAT|RESP|MSG, BOOL,      0,        1,   1, R(include_reasoning)},
     {"chat_template_kwargs",  TEMPLATE, SHAPE,     .take = take_kwargs},
+    {"documents",             TEMPLATE, SHAPE,     .take = take_documents},
     {"add_generation_prompt", TEMPLATE, BOOL,      0,        1,   1, R(add_generation_prompt)},
 
     {"text",                  RESP,     SHAPE,     .take = nmk_responses_text},
@@ -602,6 +644,21 @@ static const field fields[] = {
     {"chat_template",         TEMPLATE, SHAPE,     .take = refuse_text},
     {"continue_final_message",TEMPLATE, SHAPE,     .take = refuse_true},
     {"use_beam_search",       GEN,      SHAPE,     .take = refuse_true},
+    {"length_penalty",        GEN,      SHAPE,     .take = refuse_other},
+    {"repeat_penalty",        GEN,      SHAPE,     .take = refuse_other},
+    {"n_predict",             GEN,      SHAPE,     .take = refuse_other},
+    {"n_probs",               GEN,      SHAPE,     .take = refuse_other},
+    {"typical_p",             GEN,      SHAPE,     .take = refuse_other},
+    {"tfs_z",                 GEN,      SHAPE,     .take = refuse_other},
+    {"top_n_sigma",           GEN,      SHAPE,     .take = refuse_other},
+    {"mirostat",              GEN,      SHAPE,     .take = refuse_other},
+    {"xtc_probability",       GEN,      SHAPE,     .take = refuse_other},
+    {"dynatemp_range",        GEN,      SHAPE,     .take = refuse_other},
+    {"dry_multiplier",        GEN,      SHAPE,     .take = refuse_other},
+    {"samplers",              GEN,      SHAPE,     .take = refuse_any},
+    {"logits_processors",     GEN,      SHAPE,     .take = refuse_some},
+    {"functions",             CHAT,     SHAPE,     .take = refuse_functions},
+    {"reasoning_format",      CHAT,     SHAPE,     .take = refuse_reasoning_format},
 };
 /* clang-format on */
 
@@ -805,6 +862,7 @@ int nmk_request_parse(nmk_api_request *r, nmk_body body, const char *text, size_
     }
     if (check(&j)) goto out;
     pass_thinking(r);
+    if (j.documents) pass(r, "documents", json_object_get(j.documents));
     /* A chat template writes BOS itself. */
     if (r->messages && !nmk_json_get(r->root, "add_special_tokens")) r->add_special_tokens = false;
     rc = 0;

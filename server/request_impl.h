@@ -18,6 +18,7 @@ typedef struct {
     bool chat_logprobs, has_options;
     int top_logprobs, text_logprobs, max_completion_tokens, best_of;
     struct json_object *system; /* of messages: a text */
+    struct json_object *documents;
 } job;
 
 /* One message or item of a list. */
