@@ -8,6 +8,7 @@
 #   make gpu     what tests/gpu/run and the benchmarks need on a machine with a GPU; make test-gpu runs the tests too
 #   make test-page   the page at / of nmk-serve in a headless Chromium, which it installs
 #   make conformance   clients that others make, of npm, against nmk-serve with scripted answers; needs Node.js and npm
+#   make test-balancer   three servers behind HAProxy, which it installs
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
 #   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
 #   make lint    luacheck, clang-format
@@ -83,6 +84,12 @@ deps-build: ; $(call install,$(BUILD_PACKAGES))
 
 # make demo and make test use all cores unless told otherwise.
 SUBMAKE = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
+
+.PHONY: test-balancer
+test-balancer: deps
+	$(call install,haproxy)
+	@$(SUBMAKE) build/$(TOY)/nmk-serve build/nmk-bench
+	@bash tests/server/balancer.sh
 
 # A browser is large, so only this installs one; where there is one `make test` uses it too.
 .PHONY: test-page
