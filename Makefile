@@ -359,7 +359,7 @@ all: $(MODELS:%=build/%/.generated)
 
 # The toy with room for the prompts that agents send; its tokens are scripted, so its weights do not matter.
 CONFORMANCE := build/conformance
-CLIENTS_NPM := openai ai @ai-sdk/openai-compatible zod opencode-ai
+CLIENTS_NPM := openai @anthropic-ai/sdk ai @ai-sdk/openai-compatible zod opencode-ai
 
 $(CONFORMANCE)/scripted.yaml: specs/$(TOY).yaml
 	@mkdir -p $(@D)
