@@ -24,7 +24,12 @@ local FAMILY = {
   { "buffers", "function" }, { "front", "function" }, { "block", "function" }, { "back", "function" },
   { "arrays", "function" }, { "tensors", "function" }, { "rope", "function" }, { "config", "function" },
   { "residuals", "integer", optional = true }, { "insert", "function", optional = true },
-  { "config_ignored", "table", optional = true },
+  { "config_ignored", "table", optional = true }, { "prefill", "table", optional = true },
+}
+
+local PREFILL = {
+  { "waves", "table" }, { "values", "function" }, { "buffers", "function" }, { "front", "function" },
+  { "block", "function" },
 }
 
 -- What a family's functions give: { key, type, optional = true where it may be left out, choices = }.

@@ -232,6 +232,7 @@ function M.build(model, registry, diag)
   end
   g.used, g.points, g.values, g.claim_units = used, inserts.points, inserts.all, claim_units(g)
   g.tickets = schedule.claim.attention ~= "static" and 2 * layers or layers
+  if model.launch == "prefill" then g.tickets = #g.nodes end            -- a node's is its number
 
   g.arrays, g.array, g.tensors = family.arrays(model), {}, family.tensors(model)
   for _, array in ipairs(g.arrays) do g.array[array.name] = array end

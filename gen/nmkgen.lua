@@ -15,6 +15,7 @@ local memory = require("memory")
 local new_op = require("new_op")
 local ops = require("ops")
 local plan = require("plan")
+local prefill = require("prefill")
 local schedule = require("schedule")
 local spec = require("spec")
 local sync = require("sync")
@@ -73,13 +74,8 @@ local function load(path, opts, diag)
   return model
 end
 
---- The graph with its lists and waits, nothing proved yet.
-local function build(path, opts, diag)
-  local model = load(path, opts, diag)
-  local registry = ops.load(host.root, diag, model.schedule.columns)
-  diag:stop()
-  if opts.try then insert.try(model, registry, opts.try, diag) end
-  diag:stop()
+--- The graph of one launch of the model with its lists and waits, nothing proved yet.
+local function build_launch(model, registry, diag)
   local g = graph.build(model, registry, diag)
   diag:stop()
   memory.assign(g)
@@ -90,6 +86,16 @@ local function build(path, opts, diag)
   return g
 end
 
+--- That of a step.
+local function build(path, opts, diag)
+  local model = load(path, opts, diag)
+  local registry = ops.load(host.root, diag, model.schedule.columns)
+  diag:stop()
+  if opts.try then insert.try(model, registry, opts.try, diag) end
+  diag:stop()
+  return build_launch(model, registry, diag)
+end
+
 --- Reads and proves: everything up to the point where output could be made.  Returns the graph and the proof's figures.
 local function prove(path, opts, diag)
   local g = build(path, opts, diag)
@@ -98,11 +104,27 @@ local function prove(path, opts, diag)
   return g, stats
 end
 
---- The emitted files, { name, text }, all of them complete.
+--- The same of the launches that take prompts, for the model of a step's graph; nil, why where it has none.
+local function prove_prefill(of_step, diag)
+  local model, why = prefill.of(of_step.model)
+  if not model then return nil, why end
+  prefill.check(model, diag)
+  diag:stop()
+  local g = build_launch(model, of_step.registry, diag)
+  local stats = check.run(g, diag)
+  diag:stop()
+  return g, stats
+end
+
+--- The emitted files, { name, text }, all of them complete; those of prefill launches in a folder of their own.
 local function emit(path, opts, diag)
   local g, stats = prove(path, opts, diag)
   local list = files.all(g)
   list[#list + 1] = { name = "plan.txt", text = plan.text(g, stats) }
+  local of_prefill = prove_prefill(g, diag)
+  for _, file in ipairs(of_prefill and files.all(of_prefill) or {}) do
+    list[#list + 1] = { name = "prefill/" .. file.name, text = file.text }
+  end
   return g, stats, list
 end
 
