@@ -77,7 +77,7 @@ local TILES = {
 }
 -- Names every expression may use besides params and task fields.
 local AMBIENT = { "sm", "sms", "columns" }
-local WAIT_ORDER = { "load", "compute", "help", "store" }
+local WAIT_ORDER = { step = { "compute", "help", "store" }, prefill = { "load", "compute" } }
 
 local TYPES = { i32 = true, f32 = true }
 local DATA_TYPES = { bf16 = true, f32 = true, i32 = true, u64 = true, number = true } -- number: bf16 or f32
@@ -626,20 +626,18 @@ function File:derive_sync(op)
     end
   end
   op.arrivals = op.signal and M.SIGNALS[op.launch][op.signal]
-  if op.wait and not (set_of(WAIT_ORDER)[op.wait] and op.roles[op.wait]) then
+  local order = WAIT_ORDER[op.launch]
+  if op.wait and not (set_of(order)[op.wait] and op.roles[op.wait]) then
     self:error(self:key("wait"), "wait = \"%s\": expected one of the op's roles among %s", op.wait,
-      table.concat(WAIT_ORDER, ", "))
+      table.concat(order, ", "))
   end
-  for _, role in ipairs(WAIT_ORDER) do
-    if not op.wait and op.roles[role] and (role ~= "load" or op.claim == "chunk") then
+  for _, role in ipairs(order) do
+    if not op.wait and op.roles[role] then
       op.wait = role
     end
   end
-  if op.wait == "load" and op.claim ~= "chunk" then
-    self:error(self:key("wait"), "wait = \"load\": only an op with claim = \"chunk\" hands on what its load waited for")
-  end
   if not op.wait then
-    self:error(nil, "the op has none of the roles %s", table.concat(WAIT_ORDER, ", "))
+    self:error(nil, "the op has none of the roles %s", table.concat(order, ", "))
   end
 end
 

@@ -31,6 +31,7 @@ function M.of(model)
   for _, part in ipairs({ "waves", "values", "buffers", "front", "block" }) do parts[part] = family.prefill[part] end
   local schedule = setmetatable({
     columns = ops.TILE_COLUMNS, order = rows.names(parts.waves),
+    reuse_buffers = true,               -- a norm reads what the layer before left
   }, { __index = model.schedule })
   return setmetatable({
     launch = "prefill", family_module = parts, schedule = schedule, insert = {},
