@@ -11,12 +11,19 @@
 extern const nmk_generation NMK_GENERATION;
 
 const nmk_generation NMK_GENERATION = {
+#ifdef NMK_PREFILL_TOKENS
+    .prefill_tokens = NMK_PREFILL_TOKENS,
+    .spans = NMK_SPANS,
+    .key_tokens = NMK_KEY_TOKENS,
+    .control_bytes = sizeof(nmk_chunk),
+#else
+    .control_bytes = sizeof(nmk_control),
+#endif
     .columns = NMK_COLUMNS,
     .positions = NMK_POSITIONS,
     .tickets = NMK_TICKETS,
     .threads = NMK_THREADS,
     .smem_bytes = NMK_SMEM_BYTES,
-    .control_bytes = sizeof(nmk_control),
     .hash = &nmk_hash,
     .abi_hash = &nmk_abi_hash,
     .weights_hash = &nmk_weights_hash,

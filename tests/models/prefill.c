@@ -6,10 +6,19 @@
 
 #include "check.h"
 #include "engine.h"
-#include "helper_prefill.h"
 #include "json.h"
 
-enum { MAX_LEN = NMK_MAX_CONTEXT < 400 ? NMK_MAX_CONTEXT : 400, ROWS = 4, LAYERS = NMK_FULL_LAYERS + NMK_SLIDING_LAYERS };
+/* The toy has its checkpoint elsewhere, and no logits to compare with. */
+#ifndef CHECKPOINT
+#define CHECKPOINT "tests/models/" NMK_MODEL
+#define TINY       1
+#endif
+
+enum {
+    MAX_LEN = NMK_MAX_CONTEXT < 400 ? NMK_MAX_CONTEXT : 400,
+    ROWS = 4,
+    LAYERS = NMK_FULL_LAYERS + NMK_SLIDING_LAYERS
+};
 enum { DECODED, CUT, OTHER, SPARE }; /* rows */
 
 /* Activations are rounded to bf16 in other places, and a near tie of experts is a step. */
@@ -18,9 +27,16 @@ static const double MOST_ERROR = NMK_EXPERTS || NMK_QK_NORM ? 0.04 : 0.02;
 enum { ROW_PAGES = (MAX_LEN + NMK_PAGE_TOKENS - 1) / NMK_PAGE_TOKENS };
 
 static nmk_engine *engine;
-static prefill *launches;
+static struct nmk_vm vm; /* of the launches; weights, pages and tables are the engine's */
+static int32_t *chunk;   /* struct nmk_chunk, which the abi.h of steps does not have */
 static int32_t prompt[MAX_LEN];
 static int tokens;
+
+/* Some consecutive tokens of a row; pages hold what is before pos. */
+typedef struct {
+    const int32_t *token;
+    int count, pos, row;
+} span;
 
 /* Pages of this test's own, with which the engine's steps go on too: none is given back when a window has passed. */
 static int32_t table[ROWS * ROW_PAGES];
@@ -93,22 +109,41 @@ static void step_through(int row, int from, int end, int at_once) {
         for (int c = 0; c < NMK_COLUMNS; c++) {
             column[c] = nmk_column_idle();
             if (c < at_once && base + c < end)
-                column[c] = (nmk_column){.token = prompt[base + c], .pos = base + c, .base = base, .slot = row,
-                                         .remaining = 1};
+                column[c] =
+                    (nmk_column){.token = prompt[base + c], .pos = base + c, .base = base, .slot = row, .remaining = 1};
         }
         if (nmk_engine_step(engine, column, NULL, &e)) stop("step", &e);
     }
 }
 
+/* One launch, on buffers of NaN.  seed: the order of the SMs' tasks, by one thread; 0: two threads in any order.
+ * Returns NULL, or the machine's message. */
+static const char *launch(const span *part, int parts, uint64_t seed) {
+    static char why[1024];
+    int32_t *spans = chunk + 4, *token = spans + 4 * nmk_prefill->spans, first = 0;
+    memset(chunk, 0xff, nmk_prefill->control_bytes);
+    for (int i = 0; i < parts; i++) {
+        if (first + part[i].count > nmk_prefill->prefill_tokens) return "the test's chunk is too long";
+        const int32_t words[4] = {first, part[i].count, part[i].pos, part[i].row};
+        memcpy(spans + 4 * i, words, sizeof words);
+        memcpy(token + first, part[i].token, sizeof *token * (size_t)part[i].count);
+        first += part[i].count;
+    }
+    chunk[0] = first, chunk[1] = parts;
+    memset(vm.arena, 0xff, nmk_prefill->built_in->arena_bytes);
+    vm.epoch++, vm.seed = seed, vm.threads = seed ? 1 : 2;
+    return nmk_prefill->vm_step(&vm, why, sizeof why) ? why : NULL;
+}
+
 /* The same through launches of at most so many tokens.  Returns NULL, or the machine's message. */
 static const char *launch_through(int row, int from, int end, int at_once, uint64_t seed) {
-    static char why[1024];
-    if (at_once > prefill_tokens()) at_once = prefill_tokens();
-    for (int pos = from; pos < end; pos += at_once) {
-        const prefill_span span = {prompt + pos, end - pos < at_once ? end - pos : at_once, pos, row};
-        if (prefill_run(launches, &span, 1, seed ? seed + (uint64_t)pos : 0, why, sizeof why)) return why;
+    const char *why = NULL;
+    if (at_once > nmk_prefill->prefill_tokens) at_once = nmk_prefill->prefill_tokens;
+    for (int pos = from; pos < end && !why; pos += at_once) {
+        const span part = {prompt + pos, end - pos < at_once ? end - pos : at_once, pos, row};
+        why = launch(&part, 1, seed ? seed + (uint64_t)pos : 0);
     }
-    return NULL;
+    return why;
 }
 
 static void test_against_steps(void) {
@@ -147,18 +182,17 @@ static void test_orders(void) {
 
 /* Three rows in one launch: the rest of one, the middle of another that a step goes on with, and a single token. */
 static void test_shared(void) {
-    char text[1024];
     const int a = tokens * 3 / 4, b = tokens / 3;
     const char *why;
     take(OTHER), take(SPARE);
     why = launch_through(OTHER, 0, a, MAX_LEN, 0);
     if (!why) why = launch_through(SPARE, 0, b, MAX_LEN, 0);
-    const prefill_span spans[] = {
+    const span parts[] = {
         {prompt + a, tokens - a, a, OTHER},
         {prompt + b, tokens - 2 - b, b, SPARE},
         {prompt, 1, 0, CUT},
     };
-    if (!why && prefill_run(launches, spans, 3, 0, text, sizeof text)) why = text;
+    if (!why) why = launch(parts, 3, 0);
     if (!why) why = difference(CUT, OTHER, tokens);
     if (!why) why = difference(CUT, SPARE, tokens - 2);
     check(!why, NMK_MODEL ": three rows in one launch, the same bits", "%s", why);
@@ -176,7 +210,7 @@ static void test_turns(void) {
           "relative error %.4f; %s", off, why ? why : "");
 }
 
-#ifdef FOLDER
+#if TINY
 /* The logits of the last token, by a step on pages that launches filled, against transformers' (tests/models/golden.c). */
 static void test_golden(const double *golden) {
     float logits[NMK_VOCAB];
@@ -187,8 +221,12 @@ static void test_golden(const double *golden) {
     if (!why) {
         nmk_column column[NMK_COLUMNS];
         for (int c = 0; c < NMK_COLUMNS; c++) column[c] = nmk_column_idle();
-        column[0] = (nmk_column){.token = prompt[tokens - 1], .pos = tokens - 1, .base = tokens - 1, .slot = SPARE,
-                                 .flags = NMK_COLUMN_SAMPLES | NMK_COLUMN_LOGPROBS, .remaining = 1};
+        column[0] = (nmk_column){.token = prompt[tokens - 1],
+                                 .pos = tokens - 1,
+                                 .base = tokens - 1,
+                                 .slot = SPARE,
+                                 .flags = NMK_COLUMN_SAMPLES | NMK_COLUMN_LOGPROBS,
+                                 .remaining = 1};
         int32_t out[NMK_COLUMNS];
         if (nmk_engine_step(engine, column, out, &e) ||
             nmk_engine_read(engine, "raw_logits", logits, 0, sizeof logits, &e))
@@ -209,7 +247,7 @@ static void test_golden(const double *golden) {
 static void test_prompts(void) {
     nmk_err e;
     static double golden[NMK_VOCAB];
-    struct json_object *file = nmk_json_read(FOLDER "/golden.json", 16 << 20, &e);
+    struct json_object *file = nmk_json_read(CHECKPOINT "/golden.json", 16 << 20, &e);
     if (!file) stop("golden", &e);
     struct json_object *list = nmk_json_get(file, "prompts");
     for (size_t i = 0; i < json_object_array_length(list); i++) {
@@ -225,26 +263,44 @@ static void test_prompts(void) {
 }
 #endif
 
+static void *zeroed(size_t bytes) {
+    void *p = calloc(1, bytes);
+    if (!p) abort();
+    return p;
+}
+
+static void open_launches(const nmk_params *p) {
+    nmk_err e;
+    vm = (struct nmk_vm){
+        .variant = nmk_prefill->built_in,
+        .lists = nmk_variant_lists(nmk_prefill->built_in, nmk_prefill, &e),
+        .weights = (const void *)(uintptr_t)p->weights,
+        .arena = zeroed(nmk_prefill->built_in->arena_bytes),
+        .kv_full = (void *)pool[0],
+        .kv_sliding = (void *)pool[1],
+        .chunk = zeroed(nmk_prefill->control_bytes),
+        .table_full = table,
+        .table_sliding = table,
+        .table_stride = ROW_PAGES,
+        .rope = (const void *)(uintptr_t)p->rope,
+        .counters = zeroed((size_t)nmk_prefill->built_in->counters * NMK_COUNTER_WORDS * sizeof(uint32_t)),
+        .tickets = zeroed((size_t)nmk_prefill->tickets * 2 * NMK_COUNTER_WORDS * sizeof(uint32_t)),
+    };
+    if (!vm.lists) stop("lists", &e);
+    chunk = (int32_t *)(uintptr_t)vm.chunk;
+}
+
 int main(void) {
     nmk_err e = {""};
     nmk_options o = {.checkpoint = CHECKPOINT, .device = "cpu", .max_len = MAX_LEN, .kv_bytes = 256 << 20};
     if (nmk_engine_open(&engine, &o, &e)) stop("open", &e);
     nmk_params *p = &engine->params, own = *p;
-    for (int i = 0; i < ROWS * ROW_PAGES; i++) table[i] = (i * 7 + 3) % (ROWS * ROW_PAGES);
+    for (int i = 0; i < ROWS * ROW_PAGES; i++) table[i] = ROWS * ROW_PAGES - 1 - i;
     pool[0] = calloc(ROWS * ROW_PAGES + 1, NMK_KV_PAGE_BYTES_FULL);
     pool[1] = calloc(ROWS * ROW_PAGES + 1, NMK_KV_PAGE_BYTES_SLIDING + 1);
     p->kv_full = (uint64_t)(uintptr_t)pool[0], p->kv_sliding = (uint64_t)(uintptr_t)pool[1];
     p->table_full = p->table_sliding = (uint64_t)(uintptr_t)table, p->table_stride = ROW_PAGES;
-    const prefill_memory memory = {
-        .weights = (const void *)(uintptr_t)p->weights,
-        .rope = (const void *)(uintptr_t)p->rope,
-        .kv_full = pool[0],
-        .kv_sliding = pool[1],
-        .table_full = table,
-        .table_sliding = table,
-        .table_stride = ROW_PAGES,
-    };
-    launches = prefill_open(&memory);
+    open_launches(p);
     tokens = MAX_LEN - 3;
     uint64_t random = 7;
     for (int i = 0; i < tokens; i++) {
@@ -258,10 +314,10 @@ int main(void) {
     test_orders();
     test_shared();
     test_turns();
-#ifdef FOLDER
+#if TINY
     test_prompts();
 #endif
-    prefill_close(launches);
+    nmk_prefill->vm_close(&vm);
     *p = own;
     nmk_engine_close(engine);
     return failures != 0;
