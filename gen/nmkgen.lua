@@ -121,13 +121,12 @@ end
 local function emit(path, opts, diag)
   local g, stats = prove(path, opts, diag)
   if opts.launch == "prefill" then
-    local of_step, why = g, nil
-    g, why = prove_prefill(of_step, diag)
-    if not g then
-      diag:error({ file = of_step.model.source }, "there are no launches that take prompts alone: %s", why)
+    local of_prefill, more = prove_prefill(g, diag)
+    if not of_prefill then
+      diag:error({ file = g.model.source }, "there are no launches that take prompts alone: %s", more)
       diag:stop()
     end
-    stats = why
+    g, stats = of_prefill, more
   end
   local list = files.all(g)
   list[#list + 1] = { name = "plan.txt", text = plan.text(g, stats) }
@@ -296,7 +295,8 @@ local FLAGS = {
   ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target", ["--set"] = "set",
   ["--bench"] = "bench", ["--budget"] = "budget", ["--batch"] = "batch", ["--context"] = "context",
   ["--seed"] = "seed", ["--like"] = "like", ["--try"] = "try", ["--name"] = "name", ["--launch"] = "launch",
-  ["--estimate-only"] = true, ["--write-estimate"] = true, ["--estimate"] = true, ["--svg"] = true, ["--layer"] = "layer",
+  ["--estimate-only"] = true, ["--write-estimate"] = true, ["--estimate"] = true, ["--svg"] = true,
+  ["--layer"] = "layer",
   ["--untuned"] = true, ["--force"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
 local LONG_FLAGS = {}

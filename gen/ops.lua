@@ -667,7 +667,8 @@ function File:read()
   end
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
-    launch = raw.launch or "step", eased = raw.eased or false, optional = raw.optional or false, idle = raw.idle or false, tile = raw.tile or "",
+    launch = raw.launch or "step", eased = raw.eased or false, optional = raw.optional or false,
+    idle = raw.idle or false, tile = raw.tile or "",
     wide = raw.wide, wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
     points = self:read_points(raw.points), try = self:read_try(raw.try),
   }

@@ -222,9 +222,9 @@ local function work(w, g)
     if array then products = products + 2 * rows_of * array.cols * (array.experts > 0 and v.experts_per_token or 1) end
   end
   for layer = 0, shape.layers - 2 do
-    local n, seen = math.min(CONTEXT, v.max_context), 0
+    local n = math.min(CONTEXT, v.max_context)
     local window = family.layer(layer, shape).attention == "sliding" and math.min(v.window, n) or n
-    seen = (window * (window + 1) / 2 + (n - window) * window) / n
+    local seen = (window * (window + 1) / 2 + (n - window) * window) / n
     attention = attention + 4 * seen * v.q_width
   end
   w:line("")

@@ -29,6 +29,10 @@ function M.of(model)
   if ins then return nil, ("op '%s' is inserted at %s, which prefill has not"):format(ins.op, ins.value) end
   local parts = setmetatable({ insert = false, back = function() return {} end }, { __index = family })
   for _, part in ipairs({ "waves", "values", "buffers", "front", "block" }) do parts[part] = family.prefill[part] end
+  function parts.at(part)
+    local value = family.prefill[part]
+    return type(value) == "function" and families.place(value, family.at("prefill").file) or family.at(part)
+  end
   local schedule = setmetatable({
     columns = ops.TILE_COLUMNS, order = rows.names(parts.waves),
     reuse_buffers = true,               -- a norm reads what the layer before left

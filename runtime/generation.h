@@ -20,7 +20,8 @@ typedef struct nmk_generation {
     int tickets;            /* each has two words, of even and odd epochs */
     int threads;            /* of a block, */
     int smem_bytes;         /* and its shared memory */
-    uint64_t control_bytes; /* the control block: columns first, then the stop ids; of prefill struct nmk_chunk */
+    uint64_t control_bytes; /* the control block: columns first, then the stop ids; of prefill struct nmk_chunk, */
+    uint64_t chunk_spans_at, chunk_tokens_at; /* and where in that its spans and tokens are */
     const uint64_t *hash, *abi_hash, *weights_hash;
     const nmk_variant *built_in; /* its schedule, */
     const nmk_buffer *buffers;   /* and where buffers are in it */

@@ -1,13 +1,13 @@
 /* What the references of prefill ops reach: the chunk, what its spans see, and how rows lie that a product takes.
  *
- * A reference has the SM's share of a node's units.  Which units those are changes no bit: every sum goes over its terms
- * in one order, so a token's numbers depend neither on how its prompt was cut into chunks nor on its neighbours. */
+ * A reference has the SM's share of a node's units.  Which units those are changes no bit: every sum goes over its
+ * terms in one order, so a token's numbers depend neither on how its prompt was cut into chunks nor on neighbours. */
 
 /* Tokens that a reference takes at a time, rows of weights likewise: what a core's caches hold. */
 enum { CHUNK_TOKENS = NMK_PREFILL_TOKENS, BLOCK = 64, SLAB = 128, KEY_TILE = 128 };
 
-/* A span as a layer's attention sees it.  Its keys in the scratch begin at `base`, with that of position `low`; both are
- * multiples of KEY_TILE, so that tiles are cut alike wherever a chunk begins. */
+/* A span as a layer's attention sees it.  Its keys in the scratch begin at `base`, with that of position `low`; both
+ * are multiples of KEY_TILE, so that tiles are cut alike wherever a chunk begins. */
 struct seen {
     int first, count, pos, slot;
     int lo;   /* first position that any of its tokens sees */

@@ -40,8 +40,8 @@ M.TASK_BITS = 12
 M.SM_BITS = 8
 local ROLE_BITS = 2
 
--- { type, name, comment } or { type, name, comment, count }, count = a number, COLUMNS, or one of the family's values. A
--- type is one of TYPES or a struct above. launch: only launches of that kind have the struct.
+-- { type, name, comment } or { type, name, comment, count }, count = a number, COLUMNS, or one of the family's values.
+-- A type is one of TYPES or a struct above. launch: only launches of that kind have the struct.
 local COLUMNS = "schedule.columns"
 local STRUCTS = {
   {
@@ -87,8 +87,8 @@ local STRUCTS = {
     { "f32", "logprob", "", M.TOPS },
   },
   {
-    name = "nmk_span", device = true, bytes = 16, launch = "prefill",
-    comment = "Consecutive tokens of one sequence.",
+    name = "nmk_span", device = true, bytes = 16,
+    comment = "Consecutive tokens of one sequence, of those that a prefill launch takes.",
     { "i32", "first", "token of the chunk" },
     { "i32", "count", "" },
     { "i32", "pos", "of the first one; pages hold what is before it" },
@@ -96,7 +96,7 @@ local STRUCTS = {
   },
   {
     name = "nmk_chunk", device = true, launch = "prefill",
-    comment = "What one launch takes of prompts: spans one after the other, without gaps. Where a step has its control.",
+    comment = "What one launch takes of prompts: spans one after the other, without gaps. In place of nmk_control.",
     { "i32", "tokens", "" },
     { "i32", "spans", "" },
     { "i32", "pad", "", 2 },

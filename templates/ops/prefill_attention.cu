@@ -53,7 +53,8 @@ for (int i = 0; i < vm->chunk->spans; i++) {
                 const uint16_t *rows[KEY_TILE];
                 for (int j = from; j < to; j++) rows[j - from] = v[j];
                 for (int h = 0; h < GROUP; h++) {
-                    const uint16_t *q = queries + (size_t)(s.first + first + n) * width + (kv_head * GROUP + h) * HEAD_DIM;
+                    const uint16_t *q = queries + (size_t)(s.first + first + n) * width;
+                    q += (kv_head * GROUP + h) * HEAD_DIM;
                     float p[KEY_TILE], top = state[n].m[h], sum = 0;
                     for (int j = from; j < to; j++) {
                         p[j - from] = dot(q, k[j], HEAD_DIM);

@@ -1,12 +1,13 @@
 /*@op
   name    = "prefill_expert_up",
-  summary = "h = silu(gate * xn) * (up * xn) * router weight, for every expert's own tokens, in the order of their pairs",
+  summary = "h = silu(gate * xn) * (up * xn) * router weight, for every expert's own tokens, pair by pair",
   launch  = "prefill",
   claim   = "chunk",
   params  = { {"hidden", "i32"}, {"experts", "i32"}, {"experts_per_token", "i32"}, {"expert_ff", "i32"} },
   tile    = "every",
   task    = { {"weight_kib", "i32"} },
-  reads   = { {"xn_rows", "bf16", role = "load", lo = "0", hi = "1"}, {"first", "i32", role = "load", lo = "0", hi = "1"},
+  reads   = { {"xn_rows", "bf16", role = "load", lo = "0", hi = "1"},
+              {"first", "i32", role = "load", lo = "0", hi = "1"},
               {"pair", "i32", role = "load", lo = "0", hi = "1"},
               {"weight", "f32", role = "compute", lo = "0", hi = "1"} },
   writes  = { {"h", "bf16", role = "compute", claim = true} },
@@ -27,8 +28,8 @@ find_places(place, P.hidden), find_places(place_h, P.expert_ff);
 for (int unit = sm->id; unit < P.experts * slabs; unit += NMK_SMS) {
     const int e = unit / slabs, row0 = unit % slabs * BLOCK;
     for (int i = firsts[e]; i < firsts[e + 1] && pairs[i] >= 0; i++) {
-        const uint16_t *from = (const uint16_t *)buffer(vm, t.xn_rows) + (size_t)(pairs[i] / P.experts_per_token) * padded;
-        for (int k = 0; k < P.hidden; k++) x[k] = from[place[k]];
+        const uint16_t *rows = buffer(vm, t.xn_rows);
+        for (int k = 0; k < P.hidden; k++) x[k] = rows[(size_t)(pairs[i] / P.experts_per_token) * padded + place[k]];
         for (int row = row0; row < row0 + BLOCK && row < P.expert_ff; row++) {
             const uint16_t *gate = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, row);
             const uint16_t *up = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, P.expert_ff + row);

@@ -1,6 +1,6 @@
 /*@op
   name    = "prefill_route",
-  summary = "top-k of the router logits of a share of the tokens, in ascending order, their weights, how often each is chosen",
+  summary = "top-k of the logits of the SM's share of the tokens, ascending, with weights; how often each is chosen",
   launch  = "prefill",
   claim   = "chunk",
   params  = { {"experts", "i32"}, {"experts_per_token", "i32"}, {"route_score", "i32"} },

@@ -1,6 +1,6 @@
 /*@op
   name    = "prefill_sort",
-  summary = "every expert's tokens in ascending order, as pairs of a token and its choice; each expert begins at a multiple of 64",
+  summary = "pairs of a token and its choice, by expert and in ascending order; an expert begins at a multiple of 64",
   launch  = "prefill",
   claim   = "chunk",
   params  = { {"experts", "i32"}, {"experts_per_token", "i32"} },

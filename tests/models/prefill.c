@@ -120,12 +120,12 @@ static void step_through(int row, int from, int end, int at_once) {
  * Returns NULL, or the machine's message. */
 static const char *launch(const span *part, int parts, uint64_t seed) {
     static char why[1024];
-    int32_t *spans = chunk + 4, *token = spans + 4 * nmk_prefill->spans, first = 0;
+    nmk_span *of = (nmk_span *)(void *)((char *)chunk + nmk_prefill->chunk_spans_at);
+    int32_t *token = (int32_t *)(void *)((char *)chunk + nmk_prefill->chunk_tokens_at), first = 0;
     memset(chunk, 0xff, nmk_prefill->control_bytes);
     for (int i = 0; i < parts; i++) {
         if (first + part[i].count > nmk_prefill->prefill_tokens) return "the test's chunk is too long";
-        const int32_t words[4] = {first, part[i].count, part[i].pos, part[i].row};
-        memcpy(spans + 4 * i, words, sizeof words);
+        of[i] = (nmk_span){.first = first, .count = part[i].count, .pos = part[i].pos, .slot = part[i].row};
         memcpy(token + first, part[i].token, sizeof *token * (size_t)part[i].count);
         first += part[i].count;
     }

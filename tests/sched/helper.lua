@@ -31,7 +31,8 @@ function M.model(name, over)
   over = over or {}
   local spec = read(("specs/%s.yaml"):format(name))
   local model = {
-    name = name, launch = "step", prefill = { tokens = 1024 }, source = ("specs/%s.yaml"):format(name), shape = numbers(spec, "shape"),
+    name = name, launch = "step", prefill = { tokens = 1024 },
+    source = ("specs/%s.yaml"):format(name), shape = numbers(spec, "shape"),
     target = numbers(read(("specs/targets/%s.yaml"):format(spec:match("target:%s*(%S+)")))),
     schedule = {
       columns = 8, reuse_buffers = true, ring_stages = 12, split = { chunks_max = 32 },

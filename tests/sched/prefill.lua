@@ -40,7 +40,8 @@ end
 local b = helper.broken(g, words)
 local task = b:find(5, "layer2.prefill_norm")
 b:set(5, task, "arrivals_a", b:get(5, task, "arrivals_a") - 1)
-helper.refused("a wait for 131 of 132", b, "layer2.prefill_norm on SM 5 (task *) waits for only 131 of the 132 arrivals*")
+helper.refused("a wait for 131 of 132", b,
+  "layer2.prefill_norm on SM 5 (task *) waits for only 131 of the 132 arrivals*")
 
 b = helper.broken(g, words)
 b:remove(7, b:find(7, "layer2.prefill_attention"))

@@ -409,8 +409,8 @@ function decoder.complete(M, facts)
     return v
   end
 
-  -- Rows are tokens of the chunk, or pairs of a token and an expert.  One unit each: who reads a buffer waits for all of
-  -- it.  operand: rows in blocks of 64 x 64, as wide as packed weights are.
+  -- Rows are tokens of the chunk, or pairs of a token and an expert.  One unit each: who reads a buffer waits for all
+  -- of it.  operand: rows in blocks of 64 x 64, as wide as packed weights are.
   function parts.prefill.buffers(m)
     local s, v, list = m.shape, M.prefill.values(m), {}
     local tokens, most = v.prefill_tokens, math.max(v.experts_per_token, 1)
@@ -450,7 +450,8 @@ function decoder.complete(M, facts)
     local s, kind = m.shape, M.layer(i, m.shape)
     local last, sliding = i == s.layers - 1, number(kind.attention == "sliding")
     local function node(op, array, fields)
-      return { op = "prefill_" .. op, weights = array and { weight_kib = { array = array, layer = i } }, fields = fields }
+      local weights = array and { weight_kib = { array = array, layer = i } }
+      return { op = "prefill_" .. op, weights = weights, fields = fields }
     end
     -- o, mlp: what is added; rows: of the MLP before, one for each expert of a token.
     local function norm(array, residual, o, mlp, rows)
@@ -577,8 +578,8 @@ function decoder.complete(M, facts)
     return list
   end
 
-  for _, part in ipairs({ "rules", "residuals", "waves", "layer", "values", "buffers", "front", "back", "block", "prefill",
-                          "arrays", "tensors", "rope", "config" }) do
+  for _, part in ipairs({ "rules", "residuals", "waves", "layer", "values", "buffers", "front", "back", "block",
+                          "prefill", "arrays", "tensors", "rope", "config" }) do
     if M[part] == nil then M[part] = parts[part] end
   end
   return M
