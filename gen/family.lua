@@ -39,7 +39,7 @@ local RECORDS = {
   node = {
     { "op", "string" }, { "tiles", "integer", optional = true }, { "units", "integer", optional = true },
     { "fields", "table", optional = true }, { "weights", "table", optional = true },
-    { "residual", "integer", optional = true },
+    { "residual", "integer", optional = true }, { "from", "table", optional = true },
   },
   arrays = {
     { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },

@@ -166,7 +166,8 @@ function M.build(model, registry, diag)
     local bind = {}
     for _, formal in ipairs(op.buffers) do
       local alias = node.alias and node.alias[formal]
-      local actual, base = actual_name(alias and alias.value or formal, layer, slot, reuse)
+      local of_layer = node.from and node.from[formal] or layer
+      local actual, base = actual_name(alias and alias.value or formal, of_layer, slot, reuse)
       actual = actual .. (alias and alias.suffix or "")
       if not bases[base] then
         diag:error({ file = op.file, line = 1, col = 1 }, "buffer '%s': the family has no such buffer", formal)

@@ -35,7 +35,6 @@ function M.of(model)
   end
   local schedule = setmetatable({
     columns = ops.TILE_COLUMNS, order = rows.names(parts.waves),
-    reuse_buffers = true,               -- a norm reads what the layer before left
   }, { __index = model.schedule })
   return setmetatable({
     launch = "prefill", family_module = parts, schedule = schedule, insert = {},

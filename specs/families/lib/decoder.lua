@@ -34,7 +34,7 @@
 --   front(m), back(m)   ordered nodes before the first and after the last layer
 --   block(i, m)         nodes of layer i by wave name; waves that the layer lacks are nil
 --     a node is { op, tiles | units, fields = constant task fields, weights = { task field = { array, layer } },
---     residual = r }
+--     residual = r, from = { buffer = the earlier layer that left it, -1: what is before the layers } }
 --     tiles: 16 output rows each (8 pairs for gate_up) of a spread or owner op; units: of a cyclic op.
 --     Formal buffers have the actual buffer's name, except x (residual in) and y (residual out), which the graph binds,
 --     to what stands before and after addition r of the layer.
@@ -456,11 +456,13 @@ function decoder.complete(M, facts)
     -- o, mlp: what is added; rows: of the MLP before, one for each expert of a token.
     local function norm(array, residual, o, mlp, rows)
       return { op = "prefill_norm", residual = residual, weights = { gamma_kib = { array = array, layer = i } },
-               fields = { from_o = number(o), from_mlp = number(mlp), mlp_rows = rows } }
+               fields = { from_o = number(o), from_mlp = number(mlp), mlp_rows = rows },
+               from = { o = o and residual == 0 and i - 1 or i, mlp = mlp and i - 1 or i } }
     end
     local function rows_of(layer) return M.layer(layer, s).mlp == "dense" and 1 or s.experts_per_token end
     local qkv = node("qkv", "qkv", { rope = number(kind.rope), sliding = sliding, kv_layer = kind.kv_layer,
                                      first_row = last and s.heads * s.head_dim or 0 })
+    qkv.from = { places = -1 }
     local function vector(to, field, array, present)
       if present then to.weights[field] = { array = array, layer = i } else to.fields[field] = 0 end
     end
