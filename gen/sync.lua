@@ -23,10 +23,7 @@ local time_of = hb.time_of
 local NO_WAITS = {}
 
 -- Who runs after whose wait in one task.
-local COVERS = {
-  load = { load = true, compute = true }, compute = { compute = true, store = true }, store = { store = true },
-  help = { help = true },
-}
+local COVERS = { compute = { compute = true, store = true }, store = { store = true }, help = { help = true } }
 
 -- What sync needs of an op: accesses to global buffers and the roles that use shared-memory data.
 local function digest(g, op, shared)
@@ -195,7 +192,6 @@ function Sync:visit(node, task, d, counter, i)
   end
   if d.load_feeds then clocks:learn(sm, d.compute and ROLE.compute or STORE, ROLE.load) end
   self:add_waits(node, task, d)
-  if d.wait == ROLE.load then clocks:learn(sm, ROLE.compute, ROLE.load) end
   if d.store_follows then clocks:learn(sm, STORE, ROLE.compute) end
   if d.local_writer then instances[#instances + 1] = clocks:remember(sm, d.local_writer) end
   if counter then clocks:arrive(counter, sm, d.signal) end

@@ -35,7 +35,7 @@ static void cpu_close(nmk_machine *m) {
     c->generation->vm_close(&c->vm);
     for (int i = 0; i < BLOCKS; i++)
         if (c->block[i].p) munmap(c->block[i].p, c->block[i].bytes);
-    free(m->out), free(m->tops), free((void *)(uintptr_t)m->hang);
+    free(m->out), free(m->tops), free((void *)(uintptr_t)m->hang), free(m->masks), free(m->masks_until);
     free(c);
 }
 
@@ -88,10 +88,11 @@ static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     struct nmk_vm *vm = &c->vm;
     vm->lists = at(p->lists), vm->weights = at(p->weights), vm->arena = at(p->arena);
     vm->kv_full = at(p->kv_full), vm->kv_sliding = at(p->kv_sliding);
-    vm->control = at(p->control), vm->chunk = c->generation->prefill_tokens ? at(p->control) : NULL;
+    vm->control = at(p->control);
     vm->table_full = at(p->table_full), vm->table_sliding = at(p->table_sliding), vm->table_stride = p->table_stride;
     const size_t first = (size_t)p->out_row * (size_t)c->generation->columns;
     vm->adjust = at(p->adjust), vm->tops = (nmk_tops *)at(p->tops) + first;
+    vm->masks = at(p->masks), vm->masks_until = at(p->masks_until);
     vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + first;
     vm->counters = at(p->counters), vm->tickets = at(p->tickets), vm->epoch = p->epoch;
     vm->trace = at(p->trace);
@@ -161,7 +162,7 @@ int nmk_cpu_machine_open(nmk_machine **machine, const nmk_generation *n, const n
         return nmk_fail(
             e, "the CPU machine has %d places for attention's chunks, the variant %d: it can run on a GPU only",
             n->built_in->part_slots, v->part_slots);
-    const size_t tokens = (size_t)NMK_OUT_RING * (size_t)n->columns;
+    const size_t tokens = (size_t)NMK_OUT_RING * (size_t)n->columns, masks = NMK_MASK_RING * (size_t)n->columns;
     cpu_machine *c = xcalloc(1, sizeof *c);
     nmk_machine *m = &c->base;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -173,6 +174,9 @@ int nmk_cpu_machine_open(nmk_machine **machine, const nmk_generation *n, const n
     m->tops = xcalloc(tokens, sizeof *m->tops);
     m->tops_address = (uint64_t)(uintptr_t)m->tops;
     m->hang = xcalloc(NMK_HANGS, sizeof *m->hang);
+    m->masks = xcalloc(masks * NMK_MASK_WORDS, sizeof *m->masks);
+    m->masks_until = xcalloc(masks, sizeof *m->masks_until);
+    m->masks_address = (uint64_t)(uintptr_t)m->masks, m->masks_until_address = (uint64_t)(uintptr_t)m->masks_until;
     m->out_address = (uint64_t)(uintptr_t)m->out, m->hang_address = (uint64_t)(uintptr_t)m->hang;
     snprintf(m->name, sizeof m->name, "cpu (%d thread%s)", c->vm.threads, c->vm.threads == 1 ? "" : "s");
     *machine = m;

@@ -202,6 +202,8 @@ static int open_state(nmk_engine *g, nmk_err *e) {
     if (m->calls->alloc(m, &p->control, g->generation->control_bytes, "control block", e)) return -1;
     if (m->calls->alloc(m, &p->adjust, sizeof(nmk_adjust) * NMK_VOCAB * (uint64_t)g->rows, "adjustments of logits", e))
         return -1;
+    if (m->calls->alloc(m, &p->masks_taken, sizeof(uint32_t) * NMK_MASK_WORDS * (uint64_t)g->columns, "masks", e))
+        return -1;
     if (m->calls->alloc(m, &p->counters, counters_bytes(g), "counters", e)) return -1;
     if (m->calls->alloc(m, &p->tickets, tickets_bytes(g), "tickets", e)) return -1;
     if (m->calls->alloc(m, &p->abort, LINE_BYTES, "abort flag", e)) return -1;
@@ -263,6 +265,7 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     uint64_t start_ns = nmk_now_ns();
     nmk_checkpoint *checkpoint = NULL;
     nmk_engine *g = xcalloc(1, sizeof *g);
+    pthread_mutex_init(&g->mask_lock, NULL);
     if (choose_generation(g, o, e)) goto out;
     if (!o->checkpoint && !o->random_weights) {
         nmk_fail(e, "no weights: give a checkpoint folder or ask for random weights");
@@ -318,8 +321,9 @@ void nmk_engine_close(nmk_engine *g) {
     if (m) {
         nmk_err ignored;
         const nmk_params *p = &g->params;
-        uint64_t owned[] = {p->weights,    p->arena,         p->kv_full,  p->kv_sliding, p->lists, p->control, p->rope,
-                            p->table_full, p->table_sliding, p->counters, p->tickets,    p->abort, p->adjust};
+        uint64_t owned[] = {p->weights, p->arena, p->kv_full,    p->kv_sliding,    p->lists,
+                            p->control, p->rope,  p->table_full, p->table_sliding, p->counters,
+                            p->tickets, p->abort, p->adjust,     p->masks_taken};
         if (m->calls->enter(m, &ignored) == 0 && m->calls->wait_all(m, &ignored) == 0)
             for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) m->calls->release(m, owned[i]);
         m->calls->close(m);
@@ -327,6 +331,7 @@ void nmk_engine_close(nmk_engine *g) {
     nmk_kv_free(&g->kv);
     free(g->lists);
     nmk_variant_free(g->opened);
+    pthread_mutex_destroy(&g->mask_lock);
     free(g);
 }
 
@@ -424,7 +429,8 @@ static bool adjusts(const nmk_sampler *s) {
 }
 
 static int sampler_flags(const nmk_sampler *s) {
-    int flags = NMK_COLUMN_SAMPLES | (adjusts(s) ? NMK_COLUMN_ADJUSTS : 0) | (s->logprobs ? NMK_COLUMN_LOGPROBS : 0);
+    int flags = NMK_COLUMN_SAMPLES | (adjusts(s) ? NMK_COLUMN_ADJUSTS : 0) | (s->logprobs ? NMK_COLUMN_LOGPROBS : 0) |
+                (s->masked ? NMK_COLUMN_MASKED : 0);
     if (s->temperature < coldest) return flags;
     if (s->top_k > 0 && s->top_k < NMK_VOCAB) flags |= NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_K;
     if (s->top_p > 0 && s->top_p < 1) flags |= NMK_COLUMN_FILTERS | NMK_COLUMN_CUTS_P;
@@ -467,6 +473,8 @@ const nmk_logprobs *nmk_engine_logprobs(const nmk_engine *g, uint64_t number, in
     *l = (nmk_logprobs){.chosen = from->chosen, .count = s->logprobs - 1};
     memcpy(l->id, from->id, sizeof l->id);
     memcpy(l->logprob, from->logprob, sizeof l->logprob);
+    /* tokens that a mask leaves out are no alternatives */
+    while (l->count && !(l->logprob[l->count - 1] > NMK_MASKED_LOGIT / 2)) l->count--;
     return l;
 }
 
@@ -531,7 +539,10 @@ int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
         m->calls->wait_all(m, e))
         return -1;
     memset((void *)(uintptr_t)m->hang, 0, sizeof *m->hang * NMK_HANGS);
-    p->epoch = 0;
+    pthread_mutex_lock(&g->mask_lock);
+    memset(m->masks_until, 0, sizeof *m->masks_until * NMK_MASK_RING * (size_t)g->columns);
+    p->epoch = 0, g->first_step = g->steps;
+    pthread_mutex_unlock(&g->mask_lock);
     return 0;
 }
 
@@ -540,6 +551,9 @@ int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e)
     assert(live >= 0 && live <= g->columns);
     p->epoch++;
     p->out_row = (int32_t)(g->steps % NMK_OUT_RING);
+    const uint64_t place = (uint32_t)p->epoch % NMK_MASK_RING * (uint64_t)g->columns;
+    p->masks = g->machine->masks_address + place * NMK_MASK_WORDS * sizeof *g->machine->masks;
+    p->masks_until = g->machine->masks_until_address + place * sizeof *g->machine->masks_until;
     p->in_flight = g->in_flight ? g->in_flight : g->variant->in_flight[live > 0 ? live - 1 : 0];
     /* The producer waits for what has landed by its place in the ring, so no more than the ring can be on its way. */
     if (p->in_flight > p->ring_stages) p->in_flight = p->ring_stages;
@@ -551,6 +565,23 @@ int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e)
     }
     *number = g->steps++;
     return 0;
+}
+
+/* A step and the one after it may want masks in the same column that are known at once, for sequences that change
+ * places; so there is a ring of them, longer than two steps.  What is given only grows: a place that is used again is
+ * not set back. */
+void nmk_engine_give_mask(nmk_engine *g, int column, uint64_t number, const uint32_t *mask) {
+    nmk_machine *m = g->machine;
+    const size_t words = (NMK_VOCAB + 31) / 32;
+    pthread_mutex_lock(&g->mask_lock);
+    if (number >= g->first_step) { /* else it was given up */
+        const uint32_t epoch = (uint32_t)(number - g->first_step) + 1;
+        const size_t place = epoch % NMK_MASK_RING * (size_t)g->columns + (size_t)column;
+        if (mask) memcpy(m->masks + place * NMK_MASK_WORDS, mask, words * sizeof *mask);
+        if ((int32_t)(epoch - m->masks_until[place]) > 0)
+            __atomic_store_n(&m->masks_until[place], epoch, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&g->mask_lock);
 }
 
 /* A step that gave up leaves records of waits for counters, or else only the word in `abort`. */
@@ -622,6 +653,7 @@ static int check_requests(const nmk_engine *g, const nmk_request *rq, int count,
         if (rq[r].max_tokens < 1)
             return nmk_fail(e, "prompt %d: max_tokens is %d, at least 1 is needed", r + 1, rq[r].max_tokens);
         if (nmk_sampler_check(&rq[r].sampler, g->vocab, e)) return nmk_fail_in(e, "prompt %d", r + 1);
+        if (rq[r].sampler.masked) return nmk_fail(e, "prompt %d: nobody gives masks here", r + 1);
         for (int i = 0; i < rq[r].prompt_tokens; i++)
             if (rq[r].prompt[i] < 0 || rq[r].prompt[i] >= g->vocab)
                 return nmk_fail(e, "prompt %d: token %d is not in 0 to %d", r + 1, rq[r].prompt[i], g->vocab - 1);

@@ -2,6 +2,8 @@
 #ifndef NMK_ENGINE_H
 #define NMK_ENGINE_H
 
+#include <pthread.h>
+
 #include "abi.h"
 #include "generation.h"
 #include "kv.h"
@@ -22,6 +24,8 @@ struct nmk_engine {
     int max_len, vocab;
     int steps_ahead, in_flight; /* in_flight 0: by the number of live columns */
     uint64_t steps;             /* queued on the machine so far */
+    pthread_mutex_t mask_lock;  /* of the machine's masks and of first_step */
+    uint64_t first_step;        /* the one of epoch 1 */
     nmk_stats stats;
 };
 
@@ -62,6 +66,12 @@ int nmk_engine_get_columns(nmk_engine *engine, nmk_column *column, nmk_err *e);
 
 /* Queues one step; `live` columns choose the in-flight cap. */
 int nmk_engine_queue_step(nmk_engine *engine, int live, uint64_t *number, nmk_err *e);
+
+/* The tokens that a column may sample in a step: bit id % 32 of word id / 32, as many words as the vocabulary has.
+ * A step with a column whose sampler is masked waits for this before it samples, so it is due within the time that an
+ * SM has for another one.  NULL: nobody wants the token, any will do.  For any thread; a column's masks in the order of
+ * steps, each after the token before was read. */
+void nmk_engine_give_mask(nmk_engine *engine, int column, uint64_t number, const uint32_t *mask);
 
 /* Waits for a step and points *out at its columns' tokens (-1: not sampled), good for NMK_OUT_RING steps.  A hang
  * (the kernel's record, or an output that is not written or below -1) is described and cleared: counters, tickets and

@@ -77,6 +77,8 @@ static void gpu_close(nmk_machine *m) {
         if (m->out) nmk_cuda.cuMemFreeHost(m->out);
         if (m->tops) nmk_cuda.cuMemFreeHost(m->tops);
         if (m->hang) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)m->hang);
+        if (m->masks) nmk_cuda.cuMemFreeHost(m->masks);
+        if (m->masks_until) nmk_cuda.cuMemFreeHost(m->masks_until);
         if (g->module) nmk_cuda.cuModuleUnload(g->module);
         if (g->stream) nmk_cuda.cuStreamDestroy(g->stream);
         nmk_gpu_close(&g->gpu);
@@ -323,7 +325,7 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_generation 
                          const nmk_options *o, nmk_err *e) {
     gpu_machine *g = xcalloc(1, sizeof *g);
     nmk_machine *m = &g->base;
-    const size_t tokens = (size_t)NMK_OUT_RING * (size_t)n->columns;
+    const size_t tokens = (size_t)NMK_OUT_RING * (size_t)n->columns, masks = NMK_MASK_RING * (size_t)n->columns;
     m->calls = &calls, m->on_gpu = true, m->most_ahead = 32, g->generation = n;
     nmk_gpu_needs needs = {.name = nmk_target_arch, .sms = NMK_SMS, .smem_bytes = NMK_SMEM_BYTES};
     if (sscanf(nmk_target_arch, "sm_%1d%1d", &needs.major, &needs.minor) != 2) {
@@ -348,6 +350,10 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_generation 
     m->tops = p;
     if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_HANGS, e)) goto out;
     m->hang = p;
+    if (mapped(&p, &m->masks_address, sizeof(uint32_t) * NMK_MASK_WORDS * masks, e)) goto out;
+    m->masks = p;
+    if (mapped(&p, &m->masks_until_address, sizeof(uint32_t) * masks, e)) goto out;
+    m->masks_until = p;
     if (load_kernel(g, v, o, e)) goto out;
     *machine = m;
     return 0;

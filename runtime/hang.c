@@ -26,7 +26,9 @@ void nmk_hang_text(const volatile nmk_hang *h, const nmk_variant *v, const int32
         const bool known = d[NMK_WORD_OPCODE] && node >= 0 && node < v->node_count;
         snprintf(place, sizeof place, " (%s)", known ? v->nodes[node].name : "unknown");
     }
-    if (h->expected)
+    if (h->counter == NMK_HANG_HOST)
+        snprintf(wait, sizeof wait, "a mask, which the host did not give");
+    else if (h->expected)
         snprintf(wait, sizeof wait, "counter %d (%s) to reach %u, it was at %u", h->counter,
                  h->counter >= 0 && h->counter < v->counters ? v->counter_names[h->counter] : "unknown", h->expected,
                  h->got);

@@ -16,6 +16,7 @@
 typedef struct nmk_machine nmk_machine;
 
 /* Of one queued write, at most: a whole table of adjustments. */
+enum { NMK_MASK_RING = 4 }; /* masks of a column that are there at once */
 enum { NMK_QUEUED_BYTES = NMK_VOCAB * (int)sizeof(nmk_adjust) };
 
 struct nmk_machine {
@@ -30,8 +31,9 @@ struct nmk_machine {
     int32_t *out;                       /* [NMK_OUT_RING][columns], readable by the host while steps run */
     nmk_tops *tops;                     /* [NMK_OUT_RING][columns], likewise */
     volatile nmk_hang *hang;            /* [NMK_HANGS], likewise */
-    uint64_t out_address, tops_address, hang_address; /* of the three, for nmk_params */
-    nmk_jit_result kernel;                            /* of the GPU: resources; log and cubin already freed */
+    uint32_t *masks, *masks_until;      /* [NMK_MASK_RING][columns][NMK_MASK_WORDS] and without words, read by steps */
+    uint64_t out_address, tops_address, hang_address, masks_address, masks_until_address; /* for nmk_params */
+    nmk_jit_result kernel; /* of the GPU: resources; log and cubin already freed */
     double kernel_seconds;
 };
 

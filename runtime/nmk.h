@@ -68,10 +68,10 @@ typedef struct {
 
 enum { NMK_TOP_LOGPROBS = 20 }; /* most alternatives to a token */
 
-/* How tokens are drawn.  Applied in vLLM's order: bias, penalties, temperature, min_p, top_k, top_p; each of the last
- * three keeps the most likely tokens, top_p by the mass of those that the other two left.  Tokens
- * whose distances from the best one, in logits, differ by less than one part in 2^19 stay or go together.  Zeroed:
- * greedy, everything off. */
+/* How tokens are drawn.  Applied in vLLM's order: mask, bias, penalties, temperature, min_p, top_k, top_p; each of the
+ * last three keeps the most likely tokens, top_p by the mass of those that the other two left.  Tokens whose distances
+ * from the best one, in logits, differ by less than one part in 2^19 stay or go together.  Zeroed: greedy, everything
+ * off. */
 typedef struct {
     float temperature;                         /* 0: greedy; top_k, top_p and min_p then change nothing */
     uint64_t seed;                             /* same seed, same text, whatever else is in the batch */
@@ -82,13 +82,14 @@ typedef struct {
     float repetition_penalty;                  /* of tokens in the prompt or generated; 0 or 1: off */
     const nmk_bias *bias;                      /* added to logits; each token once */
     int bias_count;
+    bool masked;  /* only tokens of a mask, which comes for each step: for servers, see engine.h */
     int logprobs; /* 0: none; n: of the token given and of the n - 1 most likely ones, n at most NMK_TOP_LOGPROBS + 1 */
 } nmk_sampler;
 
 /* Whether a sampler is one: ranges, and tokens below vocab. */
 int nmk_sampler_check(const nmk_sampler *sampler, int vocab, nmk_err *e);
 
-/* Log-probabilities by the model alone: before bias, penalties and temperature. */
+/* Log-probabilities by the model alone: before bias, penalties and temperature, of the tokens of the mask. */
 typedef struct {
     float chosen; /* of the token given */
     int count;    /* alternatives, the most likely first */

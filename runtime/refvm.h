@@ -21,7 +21,6 @@ enum {
 };
 
 struct nmk_vm_state;
-struct nmk_chunk;
 
 struct nmk_vm {
     const nmk_variant *variant; /* NULL: the schedule built in; the same in all steps */
@@ -30,20 +29,21 @@ struct nmk_vm {
     uint8_t *arena;
     uint8_t *kv_full, *kv_sliding; /* bf16 [page][layer of the kind][kv head][K|V][64][head_dim] */
     struct nmk_control *control;
-    const struct nmk_chunk *chunk;             /* of a launch that takes prompts, which has no control; else NULL */
     const int32_t *table_full, *table_sliding; /* [slot][table_stride] page ids, by position / 64 */
     int table_stride;
-    const float *rope;          /* [position][head_dim / 2] pairs cos, sin */
-    struct nmk_adjust *adjust;  /* [slot][vocab] */
-    struct nmk_tops *tops;      /* [columns], of those that ask for log-probabilities */
-    int32_t *out;               /* [columns]: the token that this step sampled, or -1 */
-    uint32_t *counters;         /* [counters][NMK_COUNTER_WORDS], zero before the first step and only growing */
-    uint32_t *tickets;          /* [NMK_TICKETS][2][NMK_COUNTER_WORDS] of even and odd epochs, zero before the first */
-    int epoch;                  /* 1, 2, ...: one more at every step */
-    int threads;                /* worker threads; 0 and 1: the caller alone, in the order that seed gives */
-    uint64_t seed;              /* any value; the same value walks the same way */
-    const uint8_t *forced;      /* NULL, or another machine's arena: its router logits then choose the experts */
-    struct nmk_vm_state *state; /* NULL at first; nmk_vm_close frees it */
+    const float *rope;           /* [position][head_dim / 2] pairs cos, sin */
+    struct nmk_adjust *adjust;   /* [slot][vocab] */
+    const uint32_t *masks;       /* [columns][NMK_MASK_WORDS]; may be given while a step waits for them */
+    const uint32_t *masks_until; /* [columns]: the epoch up to which they are given */
+    struct nmk_tops *tops;       /* [columns], of those that ask for log-probabilities */
+    int32_t *out;                /* [columns]: the token that this step sampled, or -1 */
+    uint32_t *counters;          /* [counters][NMK_COUNTER_WORDS], zero before the first step and only growing */
+    uint32_t *tickets;           /* [NMK_TICKETS][2][NMK_COUNTER_WORDS] of even and odd epochs, zero before the first */
+    int epoch;                   /* 1, 2, ...: one more at every step */
+    int threads;                 /* worker threads; 0 and 1: the caller alone, in the order that seed gives */
+    uint64_t seed;               /* any value; the same value walks the same way */
+    const uint8_t *forced;       /* NULL, or another machine's arena: its router logits then choose the experts */
+    struct nmk_vm_state *state;  /* NULL at first; nmk_vm_close frees it */
     uint64_t (*trace)[NMK_TRACE_STAMPS]; /* NULL, or [sms][max_tasks], zeroed: nmk_now_ns at the points where the kernel
                                           * stamps its clock */
     uint64_t filters; /* a bit for each column that is cut, as the step began: at its end columns may have ended */

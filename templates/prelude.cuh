@@ -126,6 +126,14 @@ DEVICE u32 load_acquire(const u32 *p)
     return v;
 }
 
+/* Of memory that the host writes. */
+DEVICE u32 load_acquire_system(const u32 *p)
+{
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
 DEVICE u32 load_relaxed(const u32 *p)
 {
     u32 v;
@@ -415,6 +423,27 @@ struct Context {
             *(volatile u32 *)&s.gone = 1;
             break;
         }
+    }
+
+    /* For a warp that polls for what the host gives: false when it has waited long enough, or the step is lost anyway.
+     * n and start: 0 at first. */
+    __device__ __forceinline__ bool patient(u32 &n, u32 &start)
+    {
+        u64 ns;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+        const u32 now = ns >> 20;
+        if (n++ == 0) start = now;
+        volatile u32 *abort = (volatile u32 *)p.abort;
+        const u32 lost = *abort;
+        if (__any_sync(~0u, lost == 0 && now - start < p.patience_ms)) return true;
+        const u32 here = 1u << 31 | role << 20 | blockIdx.x << 12 | task;
+        if (lane == 0 && !lost) {
+            asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((nmk_hang *)p.hang +
+                         (blockIdx.x * 4 + role)), "r"(here), "r"(NMK_HANG_HOST), "r"(1), "r"(0) : "memory");
+            *abort = here;
+        }
+        *(volatile u32 *)&s.gone = 1;
+        return false;
     }
 
     /* The waits a descriptor asks for, by one lane. */

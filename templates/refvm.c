@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* A model may lack the ops that need some of what follows. */
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -158,6 +159,17 @@ static inline uint16_t *kv_page(const struct nmk_vm *vm, const struct nmk_column
     const size_t page = (size_t)table[c->slot * vm->table_stride + pos / PAGE];
     const size_t at = (page * (size_t)layers + (size_t)layer) * (size_t)kv_heads + (size_t)kv_head;
     return (uint16_t *)(sliding ? vm->kv_sliding : vm->kv_full) + at * (2 * PAGE * HEAD_DIM);
+}
+
+/* Waits until the host has given a column's mask for this step; false: it does not come. */
+static int mask_given(const struct nmk_vm *vm, int n)
+{
+    for (int i = 0; i < 100000; i++) {
+        if ((int)(__atomic_load_n(&vm->masks_until[n], __ATOMIC_ACQUIRE) - (uint32_t)vm->epoch) >= 0) return 1;
+        if (i < 1000) sched_yield();
+        else usleep(100);
+    }
+    return 0;
 }
 
 /* The schedule whose lists these are. */
@@ -368,8 +380,6 @@ static int claim(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d, int tick
 #else
 #define XN(n) ((const uint16_t *)buffer(vm, t.xn) + (n) * P.hidden)
 #endif
-
-//@slot prefill
 
 /* ---- ops ---- */
 
@@ -761,7 +771,7 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
     }
     memset(s->claims, 0, sizeof s->claims);
     s->awake = 0, vm->filters = 0;
-    for (int n = 0; n < NMK_COLUMNS && !vm->chunk; n++) {
+    for (int n = 0; n < NMK_COLUMNS; n++) {
         vm->out[n] = -1;
         if (!active(vm, n)) continue;
         s->awake |= vm->control->column[n].flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS);

@@ -21,7 +21,25 @@ typedef struct {
     const char *name;
     nmk_sampler s;
     int draws; /* of the GPU; the CPU machine does fewer */
+    int mask;  /* one of so many tokens may come; 0: all, without a mask */
 } sampling_case;
+
+/* Column 0 is looked at closely, and so are those that have its mask; the others have none of its tokens. */
+static bool sampling_allows(const sampling_case *k, int column, int token) {
+    const uint32_t turn = (uint32_t)token * 2654435761u % 65536 % (uint32_t)(k->mask ? k->mask : 1);
+    return !k->mask || turn == (column % 3 == 1);
+}
+
+/* For the step that comes next. */
+static void sampling_give_masks(nmk_engine *g, const sampling_case *k) {
+    for (int c = 0; c < NMK_COLUMNS; c++) {
+        uint32_t *mask = xcalloc((NMK_VOCAB + 31) / 32, sizeof *mask);
+        for (int i = 0; i < NMK_VOCAB; i++)
+            if (sampling_allows(k, c, i)) mask[i / 32] |= (uint32_t)1 << i % 32;
+        nmk_engine_give_mask(g, c, g->steps, mask);
+        free(mask);
+    }
+}
 
 typedef struct {
     double score;
@@ -89,6 +107,9 @@ static void sampling_run(nmk_engine *g, const sampling_case *k, int draws, const
     enum { GENERATED = 3 };
     nmk_err e = {0};
     nmk_sampler s = k->s;
+    s.masked = k->mask > 0;
+    int alternatives = 0, unmasked = 0, looked_at = 0;
+    for (int i = 0; i < NMK_VOCAB && alternatives < NMK_TOP_LOGPROBS; i++) alternatives += sampling_allows(k, 0, i);
     float *raw = xmalloc(sizeof *raw * NMK_VOCAB);
     scored *list = xmalloc(sizeof *list * NMK_VOCAB);
     int32_t generated[GENERATED] = {prompt[1], 7, 7}, token[NMK_COLUMNS];
@@ -104,13 +125,18 @@ static void sampling_run(nmk_engine *g, const sampling_case *k, int draws, const
             if (nmk_engine_set_adjust(g, c, &s, prompt, SAMPLING_PROMPT, generated, GENERATED, &e)) goto out;
         }
         uint64_t number = g->steps;
+        if (k->mask) sampling_give_masks(g, k);
         if (nmk_engine_step(g, column, token, &e)) goto out;
         if (nmk_engine_read(g, "raw_logits", raw, 0, sizeof *raw * NMK_VOCAB, &e)) goto out;
+        for (int i = 0; i < NMK_VOCAB; i++) unmasked += (raw[i] == NMK_MASKED_LOGIT) == sampling_allows(k, 0, i);
         if (done == 0) {
             s.logprobs = 0;
             kept = reference_kept(raw, &s, prompt, SAMPLING_PROMPT, generated, GENERATED, list);
         }
         for (int c = 0; c < NMK_COLUMNS; c++) {
+            unmasked += !sampling_allows(k, c, token[c]);
+            if (k->mask && c % 3 == 1) continue;
+            looked_at++;
             double best = -INFINITY;
             int id = -1, rank = 0;
             for (int i = 0; i < kept; i++) {
@@ -139,47 +165,48 @@ static void sampling_run(nmk_engine *g, const sampling_case *k, int draws, const
                 above += raw[v] > raw[l.id[i]] || (raw[v] == raw[l.id[i]] && v < l.id[i]);
             bad_logprobs += above != i;
         }
-        worst = fmax(worst, error), bad_logprobs += l.count != NMK_TOP_LOGPROBS;
+        worst = fmax(worst, error), bad_logprobs += l.count != alternatives;
     }
 out:;
     /* how often each of the likeliest kept tokens came, against its probability among those kept */
     double sum = 0, sigma = 0;
     for (int i = 0; i < kept; i++) sum += exp(list[i].score - list[0].score);
     for (int i = 0; i < kept && i < 50 && s.temperature > 0; i++) {
-        const double p = exp(list[i].score - list[0].score) / sum, expected = p * done;
+        const double p = exp(list[i].score - list[0].score) / sum, expected = p * looked_at;
         if (expected >= 5) sigma = fmax(sigma, fabs(seen[i] - expected) / sqrt(expected * (1 - p) + 1e-9));
     }
     snprintf(text, sizeof text,
              "%s: %d draws from %d tokens, %d not the reference's, %d of tokens that it cuts, largest deviation %.2f "
-             "sigma, log-probabilities off by %.1e, %d not in order %.100s",
-             k->name, done, kept, wrong, outside, sigma, worst, bad_logprobs, e.text);
+             "sigma, log-probabilities off by %.1e, %d not in order, %d logits that the mask missed %.100s",
+             k->name, done, kept, wrong, outside, sigma, worst, bad_logprobs, unmasked, e.text);
     say(!e.text[0] && done >= draws && wrong * 200 <= done && outside * 500 <= done && sigma < 5 && worst < 1e-3 &&
-            !bad_logprobs,
+            !bad_logprobs && !unmasked,
         text);
     free(raw), free(list), free(seen);
 }
 
-static void sampling_all(nmk_engine *g, int most_draws, void (*say)(bool good, const char *text)) {
+/* only: cases with this in their names; NULL: all. */
+static void sampling_all(nmk_engine *g, int most_draws, const char *only, void (*say)(bool good, const char *text)) {
     static const nmk_bias bias[] = {{5, 4.5f}, {17, -100}, {23, 100}, {40, -0.25f}};
     static const sampling_case cases[] = {
-        {"greedy", {.temperature = 0}, 64},
-        {"temperature", {.temperature = 0.8f}, 2048},
-        {"top_k 1", {.temperature = 1.5f, .top_k = 1}, 256},
-        {"top_k 5", {.temperature = 1, .top_k = 5}, 2048},
-        {"top_k 300, flat", {.temperature = 20, .top_k = 300}, 2048},
-        {"top_p 0.95", {.temperature = 1, .top_p = 0.95f}, 4096},
-        {"top_p 0.5", {.temperature = 1.3f, .top_p = 0.5f}, 2048},
-        {"top_p 0.9, flat", {.temperature = 50, .top_p = 0.9f}, 2048},
-        {"top_p next to 0", {.temperature = 1, .top_p = 1e-6f}, 256},
-        {"min_p 0.1", {.temperature = 1.2f, .min_p = 0.1f}, 2048},
-        {"min_p 1", {.temperature = 1, .min_p = 1}, 256},
-        {"all three", {.temperature = 2, .top_k = 40, .top_p = 0.8f, .min_p = 0.02f}, 4096},
-        {"top_k of the whole vocabulary", {.temperature = 1, .top_k = NMK_VOCAB, .top_p = 0.9f}, 1024},
-        {"bias, greedy", {.bias = bias, .bias_count = 2}, 64},
-        {"bias that decides", {.temperature = 1, .bias = bias, .bias_count = 4}, 256},
-        {"presence", {.temperature = 1, .presence_penalty = 1.5f}, 1024},
-        {"frequency, negative", {.temperature = 1, .frequency_penalty = -1.25f, .top_p = 0.9f}, 1024},
-        {"repetition", {.temperature = 0.9f, .repetition_penalty = 1.4f, .min_p = 0.05f}, 1024},
+        {"greedy", {.temperature = 0}, 64, 0},
+        {"temperature", {.temperature = 0.8f}, 2048, 0},
+        {"top_k 1", {.temperature = 1.5f, .top_k = 1}, 256, 0},
+        {"top_k 5", {.temperature = 1, .top_k = 5}, 2048, 0},
+        {"top_k 300, flat", {.temperature = 20, .top_k = 300}, 2048, 0},
+        {"top_p 0.95", {.temperature = 1, .top_p = 0.95f}, 4096, 0},
+        {"top_p 0.5", {.temperature = 1.3f, .top_p = 0.5f}, 2048, 0},
+        {"top_p 0.9, flat", {.temperature = 50, .top_p = 0.9f}, 2048, 0},
+        {"top_p next to 0", {.temperature = 1, .top_p = 1e-6f}, 256, 0},
+        {"min_p 0.1", {.temperature = 1.2f, .min_p = 0.1f}, 2048, 0},
+        {"min_p 1", {.temperature = 1, .min_p = 1}, 256, 0},
+        {"all three", {.temperature = 2, .top_k = 40, .top_p = 0.8f, .min_p = 0.02f}, 4096, 0},
+        {"top_k of the whole vocabulary", {.temperature = 1, .top_k = NMK_VOCAB, .top_p = 0.9f}, 1024, 0},
+        {"bias, greedy", {.bias = bias, .bias_count = 2}, 64, 0},
+        {"bias that decides", {.temperature = 1, .bias = bias, .bias_count = 4}, 256, 0},
+        {"presence", {.temperature = 1, .presence_penalty = 1.5f}, 1024, 0},
+        {"frequency, negative", {.temperature = 1, .frequency_penalty = -1.25f, .top_p = 0.9f}, 1024, 0},
+        {"repetition", {.temperature = 0.9f, .repetition_penalty = 1.4f, .min_p = 0.05f}, 1024, 0},
         {"everything",
          {.temperature = 1.7f,
           .top_k = 100,
@@ -190,7 +217,18 @@ static void sampling_all(nmk_engine *g, int most_draws, void (*say)(bool good, c
           .repetition_penalty = 1.2f,
           .bias = bias,
           .bias_count = 2},
-         4096},
+         4096,
+         0},
+        {"mask, greedy", {.temperature = 0}, 64, 3},
+        {"mask", {.temperature = 0.8f}, 2048, 3},
+        {"mask of few, hot", {.temperature = 20}, 1024, 500},
+        {"mask of few, top_k 40", {.temperature = 1, .top_k = 40}, 1024, 500},
+        {"mask, top_p 0.9", {.temperature = 1, .top_p = 0.9f}, 2048, 7},
+        {"mask, min_p 0.05", {.temperature = 1.3f, .min_p = 0.05f}, 1024, 7},
+        {"mask, bias and penalties",
+         {.temperature = 1.2f, .top_p = 0.95f, .repetition_penalty = 1.3f, .bias = bias, .bias_count = 4},
+         1024,
+         2},
     };
     nmk_err e = {0};
     int32_t prompt[SAMPLING_PROMPT];
@@ -198,7 +236,8 @@ static void sampling_all(nmk_engine *g, int most_draws, void (*say)(bool good, c
     for (int r = 0; r < NMK_COLUMNS; r++)
         if (nmk_engine_take_row(g, r, SAMPLING_PROMPT + 4, &e) || sampling_feed(g, r, prompt, &e)) goto out;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        sampling_run(g, &cases[i], cases[i].draws < most_draws ? cases[i].draws : most_draws, prompt, say);
+        if (!only || strstr(cases[i].name, only))
+            sampling_run(g, &cases[i], cases[i].draws < most_draws ? cases[i].draws : most_draws, prompt, say);
 out:
     if (e.text[0]) say(false, e.text);
 }

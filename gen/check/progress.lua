@@ -158,7 +158,6 @@ function M:run_task(plan, words, start, sm, time, state)
     -- Who finds no first wait does not look for a second.
     if first == -1 then self:report("second" .. second, "%s has a second wait but no first", self:name(sm, time)) end
   end
-  if d.wait == LOAD then clocks:learn(sm, COMPUTE, LOAD) end
   if d.store_follows then clocks:learn(sm, STORE, COMPUTE) end
   if #d.registers > 0 then self:use_registers(plan, state, sm, time) end
   if d.local_writer then self:write_local(plan, state, words[start + W_LOCAL], sm, time) end

@@ -21,6 +21,7 @@ M.FLAGS = {
   { "CUTS_P", 8 },              -- top_p
   { "ADJUSTS", 16 },            -- logits are changed by nmk_adjust and the penalties first
   { "LOGPROBS", 32 },
+  { "MASKED", 64 },             -- tokens outside of a mask do not come; the host gives one for each step
 }
 -- compute begins, compute has waited, store is done, help is done
 M.TRACE_STAMPS = 4
@@ -40,8 +41,8 @@ M.TASK_BITS = 12
 M.SM_BITS = 8
 local ROLE_BITS = 2
 
--- { type, name, comment } or { type, name, comment, count }, count = a number, COLUMNS, or one of the family's values.
--- A type is one of TYPES or a struct above. launch: only launches of that kind have the struct.
+-- { type, name, comment } or { type, name, comment, count }, count = a number or COLUMNS. A type is one of TYPES or a
+-- struct above.
 local COLUMNS = "schedule.columns"
 local STRUCTS = {
   {
@@ -87,23 +88,6 @@ local STRUCTS = {
     { "f32", "logprob", "", M.TOPS },
   },
   {
-    name = "nmk_span", device = true, bytes = 16,
-    comment = "Consecutive tokens of one sequence, of those that a prefill launch takes.",
-    { "i32", "first", "token of the chunk" },
-    { "i32", "count", "" },
-    { "i32", "pos", "of the first one; pages hold what is before it" },
-    { "i32", "slot", "row of the page tables" },
-  },
-  {
-    name = "nmk_chunk", device = true, launch = "prefill",
-    comment = "What one launch takes of prompts: spans one after the other, without gaps. In place of nmk_control.",
-    { "i32", "tokens", "" },
-    { "i32", "spans", "" },
-    { "i32", "pad", "", 2 },
-    { "nmk_span", "span", "", "spans" },
-    { "i32", "token", "", "prefill_tokens" },
-  },
-  {
     name = "nmk_hang", device = true, bytes = 16,
     comment = "A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_...",
     { "u32", "word", "" },
@@ -112,14 +96,14 @@ local STRUCTS = {
     { "u32", "got", "" },
   },
   {
-    name = "nmk_params", device = true, bytes = 168,
+    name = "nmk_params", device = true, bytes = 192,
     comment = "The kernel's argument. Addresses are the device's.",
     { "u64", "weights", "" },
     { "u64", "arena", "activation buffers" },
     { "u64", "kv_full", "pages of the full layers" },
     { "u64", "kv_sliding", "pages of the sliding layers" },
     { "u64", "lists", "i32 [NMK_SMS][NMK_MAX_TASKS][NMK_DESC_WORDS]" },
-    { "u64", "control", "struct nmk_control; of a prefill launch struct nmk_chunk" },
+    { "u64", "control", "struct nmk_control" },
     { "u64", "table_full", "i32 [slot][table_stride]: page ids" },
     { "u64", "table_sliding", "" },
     { "u64", "counters", "u32, one per 128 bytes" },
@@ -128,6 +112,9 @@ local STRUCTS = {
     { "u64", "out", "i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1" },
     { "u64", "tops", "struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory" },
     { "u64", "adjust", "struct nmk_adjust [slot][vocab]" },
+    { "u64", "masks", "u32 [NMK_COLUMNS][NMK_MASK_WORDS] in mapped host memory: bit t % 32 of word t / 32 of token t" },
+    { "u64", "masks_until", "u32 [NMK_COLUMNS] in mapped host memory: the epoch up to which the host has given masks" },
+    { "u64", "masks_taken", "u32 [NMK_COLUMNS][NMK_MASK_WORDS]: masks of this step" },
     { "u64", "hang", "struct nmk_hang [NMK_SMS][NMK_ROLES] in mapped host memory: a role's first wait for a counter" },
     { "u64", "abort", "u32: the word of a wait that was given up" },
     { "u64", "trace", "0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task" },
@@ -345,10 +332,15 @@ local function all_constants(model, g, registry)
   add("TRACE_STAMPS", M.TRACE_STAMPS)
   add("STOP_IDS", M.STOP_IDS)
   add("TOPS", M.TOPS)
+  add("MASK_WORDS", (values.vocab_rows + 127) // 128 * 4) -- a mask is read by 128 tokens
   for _, flag in ipairs(M.FLAGS) do
     add("COLUMN_" .. flag[1], flag[2])
   end
+  -- Of a token that a mask leaves out: so low that it is never drawn beside another, and a number, so that sums of
+  -- exponentials over nothing but such tokens are numbers too.
+  add("MASKED_LOGIT", -1e30)
   add("SEEN_PROMPT", 0x40000000)
+  add("HANG_HOST", -1) -- in place of a counter: the host gave no mask
   add("HANG_TASK_MASK", (1 << M.TASK_BITS) - 1)
   add("HANG_SM_SHIFT", M.TASK_BITS)
   add("HANG_SM_MASK", (1 << M.SM_BITS) - 1)
@@ -430,28 +422,18 @@ local function size_of(kind)
   end
 end
 
--- The structs that the model's launches have.
-local function structs_of(model)
-  local list = {}
-  for _, struct in ipairs(STRUCTS) do
-    if not struct.launch or struct.launch == model.launch then list[#list + 1] = struct end
-  end
-  return list
-end
-
-local function count_of(field, model)
-  if field[4] == COLUMNS then return model.schedule.columns end
-  return type(field[4]) == "string" and model.family_module.values(model)[field[4]] or field[4]
+local function count_of(field, columns)
+  return field[4] == COLUMNS and columns or field[4]
 end
 
 --- Offsets of a device struct's fields, and its size, by C's rules.
-local function layout(struct, model)
+local function layout(struct, columns)
   local offset, align, offsets = 0, 1, {}
   for i, field in ipairs(struct) do
     local bytes, unit = size_of(field[1])
     offset = round_up(offset, unit)
     offsets[i] = offset
-    offset = offset + bytes * (count_of(field, model) or 1)
+    offset = offset + bytes * (count_of(field, columns) or 1)
     align = math.max(align, unit)
   end
   offset = round_up(offset, align)
@@ -459,24 +441,24 @@ local function layout(struct, model)
   return offsets, offset
 end
 
-local function declaration(types, field, model)
+local function declaration(types, field, columns)
   local kind = types[field[1]] or field[1]
   local space = kind:sub(-1) == "*" and "" or " "
-  local count = count_of(field, model)
+  local count = count_of(field, columns)
   return kind .. space .. field[2] .. (count and ("[%d]"):format(count) or "") .. ";"
 end
 
-local function emit_struct(w, struct, types, model)
+local function emit_struct(w, struct, types, columns)
   w:line("/* %s */", struct.comment)
   w:open("typedef struct %s {", struct.name)
   for _, field in ipairs(struct) do
-    w:line(declaration(types, field, model) .. (field[3] ~= "" and (" /* %s */"):format(field[3]) or ""))
+    w:line(declaration(types, field, columns) .. (field[3] ~= "" and (" /* %s */"):format(field[3]) or ""))
   end
   w:close("} %s;", struct.name)
 end
 
-local function emit_asserts(w, struct, model)
-  local offsets, bytes = layout(struct, model)
+local function emit_asserts(w, struct, columns)
+  local offsets, bytes = layout(struct, columns)
   w:line('_Static_assert(sizeof(%s) == %d, "%s: size");', struct.name, bytes, struct.name)
   for i, field in ipairs(struct) do
     w:line('_Static_assert(offsetof(%s, %s) == %d, "%s.%s: offset");', struct.name, field[2], offsets[i], struct.name,
@@ -545,9 +527,9 @@ local function emit_shared(w, ctx, types)
   w:line("")
   emit_opcodes(w, M.used_ops(ctx.graph, ctx.registry))
   w:line("")
-  for _, struct in ipairs(structs_of(ctx.model)) do
+  for _, struct in ipairs(STRUCTS) do
     if struct.device then
-      emit_struct(w, struct, types, ctx.model)
+      emit_struct(w, struct, types, ctx.model.schedule.columns)
     end
   end
 end
@@ -566,8 +548,8 @@ function M.fixed_hash(ctx)
     if not SCHEDULED[constant[1]] then w:line("%s %s", constant[1], literal(constant[2])) end
   end
   emit_opcodes(w, ctx.registry.list)
-  for _, struct in ipairs(structs_of(ctx.model)) do
-    if struct.device then emit_asserts(w, struct, ctx.model) end
+  for _, struct in ipairs(STRUCTS) do
+    if struct.device then emit_asserts(w, struct, ctx.model.schedule.columns) end
   end
   emit_arrays(w, ctx)
   return writer.fnv(w:text())
@@ -592,9 +574,9 @@ function M.header(ctx)
   w:line("")
   emit_shared(w, ctx, HOST)
   w:line("")
-  for _, struct in ipairs(structs_of(ctx.model)) do
+  for _, struct in ipairs(STRUCTS) do
     if struct.device then
-      emit_asserts(w, struct, ctx.model)
+      emit_asserts(w, struct, ctx.model.schedule.columns)
     end
   end
   w:line("")
@@ -609,9 +591,9 @@ end
 --- The same for the device, into an open writer.
 function M.device(w, ctx)
   emit_shared(w, ctx, DEVICE)
-  for _, struct in ipairs(structs_of(ctx.model)) do
+  for _, struct in ipairs(STRUCTS) do
     if struct.device then
-      local _, bytes = layout(struct, ctx.model)
+      local _, bytes = layout(struct, ctx.model.schedule.columns)
       w:line('static_assert(sizeof(%s) == %d, "%s: size");', struct.name, bytes, struct.name)
     end
   end

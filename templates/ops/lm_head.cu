@@ -23,6 +23,40 @@ DEVICE float adjusted(const Storer &c, const nmk_column &n, int slot, int token,
     return nmk_adjusted(logit, __uint_as_float(a.x), a.y, n.presence, n.frequency, n.repetition);
 }
 
+/* Whether the column has a mask for this step, which the host gives while the step runs. */
+DEVICE bool masked(const Storer &c, int column) { return c.live(column) && c.s.flags[column] & NMK_COLUMN_MASKED; }
+
+/* Waits for the masks of this step, as long as for another SM, and copies the part of this SM's tokens to where reading
+ * is fast.  SMs that share words write the same there. */
+DEVICE void take_masks(Storer &c, const Task &t)
+{
+    const u32 *until = (const u32 *)c.p.masks_until;
+    u32 start = 0, n = 0;
+#pragma unroll 1
+    for (;;) {
+        bool missing = false;
+#pragma unroll 1
+        for (int i = c.lane; i < NMK_COLUMNS; i += 32)
+            missing |= masked(c, i) && (int)(load_acquire_system(until + i) - (u32)c.p.epoch) < 0;
+        if (!__any_sync(~0u, missing) || !c.patient(n, start)) break;
+    }
+    const int first = t.tile / 8, end = (t.tile + t.tiles + 7) / 8; /* in 16 bytes, of 8 tiles each */
+#pragma unroll 1
+    for (int n = 0; n < NMK_COLUMNS; n++) {
+        if (!masked(c, n)) continue;
+#pragma unroll 1
+        for (int i = n * (NMK_MASK_WORDS / 4) + first + c.lane; i < n * (NMK_MASK_WORDS / 4) + end; i += 32)
+            __stcg((uint4 *)c.p.masks_taken + i, __ldcv((const uint4 *)c.p.masks + i));
+    }
+    __syncwarp();
+}
+
+/* Bits of a tile's 16 tokens. */
+DEVICE u32 tile_mask(const Storer &c, int column, int tile)
+{
+    return __ldcg((const u16 *)c.p.masks_taken + column * (NMK_MASK_WORDS * 2) + tile);
+}
+
 /* What of a column leaves the SM: its best candidate, for those that are cut the score of every token (draw perturbs
  * what is left of them), for log-probabilities every logit. */
 #ifdef NMK_WIDE
@@ -34,13 +68,22 @@ DEVICE void store(Storer &c, const Task &t)
 #pragma unroll 1
     for (int n = c.lane; n < PLACES; n += 32) o.best[c.index][n] = -INFINITY, o.id[c.index][n] = 0x7fffffff;
     __syncwarp();
+    bool masks = false;
+#pragma unroll 1
+    for (int n = c.lane; n < NMK_COLUMNS; n += 32) masks |= masked(c, n);
+    if (masks = __any_sync(~0u, masks)) take_masks(c, t);
 #pragma unroll 1
     for (Tile at = {0, 0}; at.row < t.tiles; c.next_job(at)) {
         if (!c.mine()) continue;
         float v[4];
+        const int first = (t.tile + at.row) * 16 + c.g(), n0 = c.column(at);
+        u32 allowed[2] = {0, 0};
+        if (masks) { /* on their way while the job is */
+#pragma unroll
+            for (int j = 0; j < 2; j++) allowed[j] = tile_mask(c, min(n0 + j, NMK_COLUMNS - 1), t.tile + at.row);
+        }
         c.wait_job();
         c.take(v);
-        const int first = (t.tile + at.row) * 16 + c.g(), n0 = c.column(at);
 #pragma unroll 1
         for (int j = 0; j < 2; j++) {
             const int n = n0 + j, flags = c.live(n) ? c.s.flags[n] : 0;
@@ -54,6 +97,7 @@ DEVICE void store(Storer &c, const Task &t)
                 float score = at_final_logits((k ? j ? v[3] : v[2] : j ? v[1] : v[0]) * P::logit_scale);
                 if (P::vocab < P::vocab_rows && token >= P::vocab) score = -INFINITY; /* pads the last tile */
                 const int place = n * P::vocab_rows + token;
+                if (flags & NMK_COLUMN_MASKED && !(allowed[j] >> (c.g() + 8 * k) & 1)) score = NMK_MASKED_LOGIT;
                 if (flags & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[place] = score;
                 if (flags & NMK_COLUMN_ADJUSTS) score = adjusted(c, control->column[n], c.s.table_row[n], token, score);
                 if (heat > 0) score = __fdividef(score, heat);
@@ -89,10 +133,17 @@ DEVICE void store(Storer &c, const Task &t)
         heat[j] = __ldcg(&n->temperature);
         key[j] = nmk_noise_key(__ldcg(&n->seed_lo), __ldcg(&n->seed_hi), c.s.pos[2 * c.t() + j]);
     }
+    const bool masks = __any_sync(~0u, flags & NMK_COLUMN_MASKED * 0x10001);
+    if (masks) take_masks(c, t);
 #pragma unroll 1
     for (int i = 0; i < t.tiles; i++, c.job++) {
         if (!c.mine()) continue;
         float v[4];
+        u32 allowed[2] = {0, 0};
+        if (masks) { /* on their way while the job is */
+#pragma unroll
+            for (int j = 0; j < 2; j++) allowed[j] = tile_mask(c, min(2 * c.t() + j, NMK_COLUMNS - 1), t.tile + i);
+        }
         c.wait_job();
         c.take(v);
 #pragma unroll
@@ -102,11 +153,13 @@ DEVICE void store(Storer &c, const Task &t)
             for (int k = 0; k < 4; k++)
                 if ((t.tile + i) * 16 + c.g() + 8 * (k >> 1) >= P::vocab) v[k] = -INFINITY;
         }
-        if (flags & (NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS) * 0x10001) {
+        if (flags & (NMK_COLUMN_LOGPROBS | NMK_COLUMN_ADJUSTS | NMK_COLUMN_MASKED) * 0x10001) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const int token = (t.tile + i) * 16 + c.g() + 8 * (k >> 1), n = 2 * c.t() + (k & 1);
                 const int asked = flags >> 16 * (k & 1);
+                if (asked & NMK_COLUMN_MASKED && !(allowed[k & 1] >> (c.g() + 8 * (k >> 1)) & 1))
+                    v[k] = NMK_MASKED_LOGIT;
                 if (asked & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[n * P::vocab_rows + token] = v[k];
                 if (asked & NMK_COLUMN_ADJUSTS)
                     v[k] = adjusted(c, control->column[n], c.s.table_row[n], token, v[k]);
@@ -145,11 +198,15 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     const struct nmk_column *c = &vm->control->column[n];
     const nmk_noise key = nmk_noise_key(c->seed_lo, c->seed_hi, c->pos);
     struct candidate best = {-INFINITY, INT32_MAX};
+    const uint32_t *mask = vm->masks + (size_t)n * NMK_MASK_WORDS;
+    if (active(vm, n) && c->flags & NMK_COLUMN_MASKED && !mask_given(vm, n))
+        return fail(sm, "no mask was given for column %d", n);
     for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16 && row < P.vocab; row++) {
         if (!active(vm, n) || !(c->flags & NMK_COLUMN_SAMPLES)) break;
         const size_t at = (size_t)n * P.vocab_rows + (size_t)row;
         float v = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), XN(n), P.hidden);
         v = at_final_logits(v * P.logit_scale);
+        if (c->flags & NMK_COLUMN_MASKED && !(mask[row / 32] >> row % 32 & 1)) v = NMK_MASKED_LOGIT;
         if (c->flags & NMK_COLUMN_LOGPROBS) ((float *)buffer(vm, t.raw_logits))[at] = v;
         if (c->flags & NMK_COLUMN_ADJUSTS) {
             const struct nmk_adjust *a = &vm->adjust[(size_t)c->slot * P.vocab + (size_t)row];

@@ -81,6 +81,19 @@ static int seen_count, in_flight_seen;
 static int traced_steps; /* steps that had a place for stamps, each one of its own */
 static uint64_t traced_last;
 
+/* The first token of the mask, for which a step waits; -1: it does not come. */
+static int32_t masked_token(const nmk_params *p, int c) {
+    const uint32_t *until = (const uint32_t *)(uintptr_t)p->masks_until;
+    const uint32_t *mask = (const uint32_t *)(uintptr_t)p->masks + c * NMK_MASK_WORDS;
+    for (int i = 0; (int32_t)(__atomic_load_n(&until[c], __ATOMIC_ACQUIRE) - (uint32_t)p->epoch) < 0; i++) {
+        if (i == 20000) return -1;
+        usleep(100);
+    }
+    for (int token = 0; token < NMK_VOCAB; token++)
+        if (mask[token / 32] >> token % 32 & 1) return token;
+    return 0;
+}
+
 static void run_step(const nmk_params *p) {
     uint32_t *abort_flag = (uint32_t *)(uintptr_t)p->abort, *counters = (uint32_t *)(uintptr_t)p->counters;
     nmk_control *control = (nmk_control *)(uintptr_t)p->control;
@@ -111,6 +124,7 @@ static void run_step(const nmk_params *p) {
         }
         int32_t token = fake_model ? fake_model(p, column) : (column->token + 1) % NMK_VOCAB;
         if (!(column->flags & 1)) continue;
+        if (column->flags & NMK_COLUMN_MASKED) token = masked_token(p, c);
         bool stop = false;
         for (int i = 0; i < control->stop_count; i++) stop |= control->stop_ids[i] == token;
         out[c] = column->token = token;

@@ -9,7 +9,7 @@ int main(void) {
     nmk_engine *g = NULL;
     nmk_options o = {.checkpoint = "examples/nmc-toy", .device = "cpu", .max_len = 64};
     if (nmk_engine_open(&g, &o, &e)) return check(false, "the toy on the CPU", "%s", e.text), 1;
-    sampling_all(g, 200, say);
+    sampling_all(g, 200, NULL, say);
     nmk_engine_close(g);
     return failures != 0;
 }

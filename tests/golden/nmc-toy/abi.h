@@ -41,13 +41,17 @@
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
 #define NMK_TOPS 20
+#define NMK_MASK_WORDS 128
 #define NMK_COLUMN_SAMPLES 1
 #define NMK_COLUMN_FILTERS 2
 #define NMK_COLUMN_CUTS_K 4
 #define NMK_COLUMN_CUTS_P 8
 #define NMK_COLUMN_ADJUSTS 16
 #define NMK_COLUMN_LOGPROBS 32
+#define NMK_COLUMN_MASKED 64
+#define NMK_MASKED_LOGIT -1e+30f
 #define NMK_SEEN_PROMPT 1073741824
+#define NMK_HANG_HOST -1
 #define NMK_HANG_TASK_MASK 4095
 #define NMK_HANG_SM_SHIFT 12
 #define NMK_HANG_SM_MASK 255
@@ -85,7 +89,7 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 34
+#define NMK_OPCODES 21
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -271,13 +275,6 @@ typedef struct nmk_tops {
     int32_t id[20]; /* the most likely tokens, best first */
     float logprob[20];
 } nmk_tops;
-/* Consecutive tokens of one sequence, of those that a prefill launch takes. */
-typedef struct nmk_span {
-    int32_t first; /* token of the chunk */
-    int32_t count;
-    int32_t pos; /* of the first one; pages hold what is before it */
-    int32_t slot; /* row of the page tables */
-} nmk_span;
 /* A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     uint32_t word;
@@ -292,7 +289,7 @@ typedef struct nmk_params {
     uint64_t kv_full; /* pages of the full layers */
     uint64_t kv_sliding; /* pages of the sliding layers */
     uint64_t lists; /* i32 [NMK_SMS][NMK_MAX_TASKS][NMK_DESC_WORDS] */
-    uint64_t control; /* struct nmk_control; of a prefill launch struct nmk_chunk */
+    uint64_t control; /* struct nmk_control */
     uint64_t table_full; /* i32 [slot][table_stride]: page ids */
     uint64_t table_sliding;
     uint64_t counters; /* u32, one per 128 bytes */
@@ -301,6 +298,9 @@ typedef struct nmk_params {
     uint64_t out; /* i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1 */
     uint64_t tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
     uint64_t adjust; /* struct nmk_adjust [slot][vocab] */
+    uint64_t masks; /* u32 [NMK_COLUMNS][NMK_MASK_WORDS] in mapped host memory: bit t % 32 of word t / 32 of token t */
+    uint64_t masks_until; /* u32 [NMK_COLUMNS] in mapped host memory: the epoch up to which the host has given masks */
+    uint64_t masks_taken; /* u32 [NMK_COLUMNS][NMK_MASK_WORDS]: masks of this step */
     uint64_t hang; /* struct nmk_hang [NMK_SMS][NMK_ROLES] in mapped host memory: a role's first wait for a counter */
     uint64_t abort; /* u32: the word of a wait that was given up */
     uint64_t trace; /* 0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task */
@@ -344,17 +344,12 @@ _Static_assert(offsetof(nmk_tops, chosen) == 0, "nmk_tops.chosen: offset");
 _Static_assert(offsetof(nmk_tops, pad) == 4, "nmk_tops.pad: offset");
 _Static_assert(offsetof(nmk_tops, id) == 8, "nmk_tops.id: offset");
 _Static_assert(offsetof(nmk_tops, logprob) == 88, "nmk_tops.logprob: offset");
-_Static_assert(sizeof(nmk_span) == 16, "nmk_span: size");
-_Static_assert(offsetof(nmk_span, first) == 0, "nmk_span.first: offset");
-_Static_assert(offsetof(nmk_span, count) == 4, "nmk_span.count: offset");
-_Static_assert(offsetof(nmk_span, pos) == 8, "nmk_span.pos: offset");
-_Static_assert(offsetof(nmk_span, slot) == 12, "nmk_span.slot: offset");
 _Static_assert(sizeof(nmk_hang) == 16, "nmk_hang: size");
 _Static_assert(offsetof(nmk_hang, word) == 0, "nmk_hang.word: offset");
 _Static_assert(offsetof(nmk_hang, counter) == 4, "nmk_hang.counter: offset");
 _Static_assert(offsetof(nmk_hang, expected) == 8, "nmk_hang.expected: offset");
 _Static_assert(offsetof(nmk_hang, got) == 12, "nmk_hang.got: offset");
-_Static_assert(sizeof(nmk_params) == 168, "nmk_params: size");
+_Static_assert(sizeof(nmk_params) == 192, "nmk_params: size");
 _Static_assert(offsetof(nmk_params, weights) == 0, "nmk_params.weights: offset");
 _Static_assert(offsetof(nmk_params, arena) == 8, "nmk_params.arena: offset");
 _Static_assert(offsetof(nmk_params, kv_full) == 16, "nmk_params.kv_full: offset");
@@ -369,17 +364,20 @@ _Static_assert(offsetof(nmk_params, rope) == 80, "nmk_params.rope: offset");
 _Static_assert(offsetof(nmk_params, out) == 88, "nmk_params.out: offset");
 _Static_assert(offsetof(nmk_params, tops) == 96, "nmk_params.tops: offset");
 _Static_assert(offsetof(nmk_params, adjust) == 104, "nmk_params.adjust: offset");
-_Static_assert(offsetof(nmk_params, hang) == 112, "nmk_params.hang: offset");
-_Static_assert(offsetof(nmk_params, abort) == 120, "nmk_params.abort: offset");
-_Static_assert(offsetof(nmk_params, trace) == 128, "nmk_params.trace: offset");
-_Static_assert(offsetof(nmk_params, epoch) == 136, "nmk_params.epoch: offset");
-_Static_assert(offsetof(nmk_params, in_flight) == 140, "nmk_params.in_flight: offset");
-_Static_assert(offsetof(nmk_params, ring_stages) == 144, "nmk_params.ring_stages: offset");
-_Static_assert(offsetof(nmk_params, table_stride) == 148, "nmk_params.table_stride: offset");
-_Static_assert(offsetof(nmk_params, out_row) == 152, "nmk_params.out_row: offset");
-_Static_assert(offsetof(nmk_params, zero) == 156, "nmk_params.zero: offset");
-_Static_assert(offsetof(nmk_params, patience_ms) == 160, "nmk_params.patience_ms: offset");
-_Static_assert(offsetof(nmk_params, pad) == 164, "nmk_params.pad: offset");
+_Static_assert(offsetof(nmk_params, masks) == 112, "nmk_params.masks: offset");
+_Static_assert(offsetof(nmk_params, masks_until) == 120, "nmk_params.masks_until: offset");
+_Static_assert(offsetof(nmk_params, masks_taken) == 128, "nmk_params.masks_taken: offset");
+_Static_assert(offsetof(nmk_params, hang) == 136, "nmk_params.hang: offset");
+_Static_assert(offsetof(nmk_params, abort) == 144, "nmk_params.abort: offset");
+_Static_assert(offsetof(nmk_params, trace) == 152, "nmk_params.trace: offset");
+_Static_assert(offsetof(nmk_params, epoch) == 160, "nmk_params.epoch: offset");
+_Static_assert(offsetof(nmk_params, in_flight) == 164, "nmk_params.in_flight: offset");
+_Static_assert(offsetof(nmk_params, ring_stages) == 168, "nmk_params.ring_stages: offset");
+_Static_assert(offsetof(nmk_params, table_stride) == 172, "nmk_params.table_stride: offset");
+_Static_assert(offsetof(nmk_params, out_row) == 176, "nmk_params.out_row: offset");
+_Static_assert(offsetof(nmk_params, zero) == 180, "nmk_params.zero: offset");
+_Static_assert(offsetof(nmk_params, patience_ms) == 184, "nmk_params.patience_ms: offset");
+_Static_assert(offsetof(nmk_params, pad) == 188, "nmk_params.pad: offset");
 
 enum nmk_layout {
     NMK_LAYOUT_ROWS = 0,

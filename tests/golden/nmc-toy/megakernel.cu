@@ -37,13 +37,17 @@
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
 #define NMK_TOPS 20
+#define NMK_MASK_WORDS 128
 #define NMK_COLUMN_SAMPLES 1
 #define NMK_COLUMN_FILTERS 2
 #define NMK_COLUMN_CUTS_K 4
 #define NMK_COLUMN_CUTS_P 8
 #define NMK_COLUMN_ADJUSTS 16
 #define NMK_COLUMN_LOGPROBS 32
+#define NMK_COLUMN_MASKED 64
+#define NMK_MASKED_LOGIT -1e+30f
 #define NMK_SEEN_PROMPT 1073741824
+#define NMK_HANG_HOST -1
 #define NMK_HANG_TASK_MASK 4095
 #define NMK_HANG_SM_SHIFT 12
 #define NMK_HANG_SM_MASK 255
@@ -81,7 +85,7 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 34
+#define NMK_OPCODES 21
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -267,13 +271,6 @@ typedef struct nmk_tops {
     int id[20]; /* the most likely tokens, best first */
     float logprob[20];
 } nmk_tops;
-/* Consecutive tokens of one sequence, of those that a prefill launch takes. */
-typedef struct nmk_span {
-    int first; /* token of the chunk */
-    int count;
-    int pos; /* of the first one; pages hold what is before it */
-    int slot; /* row of the page tables */
-} nmk_span;
 /* A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     unsigned int word;
@@ -288,7 +285,7 @@ typedef struct nmk_params {
     unsigned long long kv_full; /* pages of the full layers */
     unsigned long long kv_sliding; /* pages of the sliding layers */
     unsigned long long lists; /* i32 [NMK_SMS][NMK_MAX_TASKS][NMK_DESC_WORDS] */
-    unsigned long long control; /* struct nmk_control; of a prefill launch struct nmk_chunk */
+    unsigned long long control; /* struct nmk_control */
     unsigned long long table_full; /* i32 [slot][table_stride]: page ids */
     unsigned long long table_sliding;
     unsigned long long counters; /* u32, one per 128 bytes */
@@ -297,6 +294,9 @@ typedef struct nmk_params {
     unsigned long long out; /* i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1 */
     unsigned long long tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
     unsigned long long adjust; /* struct nmk_adjust [slot][vocab] */
+    unsigned long long masks; /* u32 [NMK_COLUMNS][NMK_MASK_WORDS] in mapped host memory: bit t % 32 of word t / 32 of token t */
+    unsigned long long masks_until; /* u32 [NMK_COLUMNS] in mapped host memory: the epoch up to which the host has given masks */
+    unsigned long long masks_taken; /* u32 [NMK_COLUMNS][NMK_MASK_WORDS]: masks of this step */
     unsigned long long hang; /* struct nmk_hang [NMK_SMS][NMK_ROLES] in mapped host memory: a role's first wait for a counter */
     unsigned long long abort; /* u32: the word of a wait that was given up */
     unsigned long long trace; /* 0, or u64 [NMK_SMS][NMK_MAX_TASKS][NMK_TRACE_STAMPS]: SM clock at points of each task */
@@ -313,9 +313,8 @@ static_assert(sizeof(nmk_column) == 64, "nmk_column: size");
 static_assert(sizeof(nmk_control) == 640, "nmk_control: size");
 static_assert(sizeof(nmk_adjust) == 8, "nmk_adjust: size");
 static_assert(sizeof(nmk_tops) == 168, "nmk_tops: size");
-static_assert(sizeof(nmk_span) == 16, "nmk_span: size");
 static_assert(sizeof(nmk_hang) == 16, "nmk_hang: size");
-static_assert(sizeof(nmk_params) == 168, "nmk_params: size");
+static_assert(sizeof(nmk_params) == 192, "nmk_params: size");
 
 ... templates/random.h
 ... templates/sampling.h
