@@ -12,6 +12,11 @@
  * step: so keys and values get the bits that they had.  While prompts are fed the host stays FEED_AHEAD steps ahead,
  * which makes one step of rest.
  *
+ * Guides: each request that has one is in at most one job of the guides' threads, which tells the guide a token and
+ * makes the next mask; the token that this mask is for is not sampled before, so the next job comes after it.  A mask
+ * goes to the step that wants it when both are known; what a row that leaves its column would have wanted is given up,
+ * or steps would wait for it.
+ *
  * Pages: a step is queued when all its positions have pages, and changed table entries are queued before it.  An ended
  * or preempted row costs nothing more than its column in steps that are queued already: those write pages that it held,
  * at positions that are in no kept page yet, and whoever gets the pages writes them in later steps. */
@@ -24,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine.h"
 #include "tasks.h"
@@ -35,6 +41,8 @@
 enum {
     HALVES = 2, /* of the columns that may feed a prompt: a chunk has those of a half, where it stands changes no sum */
     FEED_AHEAD = 2,
+    GUIDE_THREADS = 4, /* at most; fewer where there are few cores */
+    MASK_WORDS = (NMK_VOCAB + 31) / 32,
     RECORDS = 64,
     PAGE = NMK_PAGE_TOKENS
 };
@@ -55,7 +63,7 @@ struct request {
     uint64_t life;    /* counts its rows: what steps of an earlier life bring is not its */
     int counted;      /* positions that statistics have */
     int found;        /* positions that it did not compute, as long as it has computed none */
-    bool told;        /* of its start */
+    bool begun;       /* it was told of its start */
     /* How each page is computed, see kv.h: as it was for the first `made` pages, for the others as it has to be. */
     uint8_t *fed;
     int made;
@@ -65,6 +73,17 @@ struct request {
     bool moves;     /* the machine moves that column on */
     bool adjusted;  /* the machine has its adjustments, and counts on from there */
     uint64_t since; /* plan that gave or took its column */
+    /* of one with a guide, by guide_lock */
+    request *next_job;
+    bool job;     /* queued or at work */
+    int32_t told; /* the token of the job; -1: none */
+    uint32_t *mask;
+    bool masked; /* the mask is that of the next token */
+    bool wanted; /* by a queued step: */
+    uint64_t want_step;
+    int want_column;
+    bool lost_way; /* the guide does not know on: why */
+    nmk_err why;
 };
 
 struct nmk_batch {
@@ -106,6 +125,13 @@ struct nmk_batch {
         uint64_t id; /* of a request that had no room when so many pages were to spare */
         int spare[2];
     } refused;
+    /* The guides' threads. */
+    pthread_mutex_t guide_lock;
+    pthread_cond_t guide_wake, guide_done;
+    pthread_t guide[GUIDE_THREADS];
+    int guides;
+    bool guides_end; /* by guide_lock, as is what follows */
+    request *job, **job_tail;
     struct {
         uint64_t id[NMK_ROWS]; /* request whose token the step brings; 0: none */
         int prompt[NMK_ROWS];  /* it is this one of its prompt; 0: a new one */
@@ -133,6 +159,8 @@ static request *new_request(const nmk_batch_request *rq) {
     r->rq.cap.then = copy_of(rq->cap.then, rq->cap.then_count, sizeof *rq->cap.then);
     r->told_prompt = rq->prompt_logprobs ? 1 : rq->prompt_tokens, r->drawn = -1;
     r->capped = rq->cap.after > 0 && rq->cap.after < rq->max_tokens;
+    r->rq.sampler.masked = rq->guide.of != NULL;
+    if (rq->guide.of) r->mask = xmalloc(sizeof *r->mask * MASK_WORDS);
     r->fed = xmalloc((size_t)pages);
     memset(r->fed, rq->exact ? PAGE : NMK_KV_ANY, (size_t)pages);
     return r;
@@ -143,7 +171,7 @@ static void free_request(request *r) {
     free((void *)(uintptr_t)r->rq.stop_ids);
     free((void *)(uintptr_t)r->rq.sampler.bias);
     free((void *)(uintptr_t)r->rq.cap.then);
-    free(r->token), free(r->fed);
+    free(r->token), free(r->fed), free(r->mask);
     free(r);
 }
 
@@ -268,14 +296,123 @@ static void keep_pages(nmk_batch *b, request *r) {
     nmk_kv_keep(&b->engine->kv, slot_of(b, r), r->token, r->at < known(r) ? r->at : known(r), r->fed);
 }
 
+/* ---- guides ---- */
+
+/* Call with guide_lock.  The mask goes to the step that wants it; of a guide that is lost, nothing does. */
+static void give_mask(nmk_batch *b, request *r) {
+    if (!r->wanted || !(r->masked || r->lost_way)) return;
+    nmk_engine_give_mask(b->engine, r->want_column, r->want_step, r->lost_way ? NULL : r->mask);
+    r->wanted = false;
+}
+
+/* No token is added to the row meanwhile: the next one comes after the mask. */
+static void work_on(request *r) {
+    const nmk_batch_guide *g = &r->rq.guide;
+    nmk_err why = {""};
+    bool good = true;
+    while (good && r->told < r->given) good = g->take(g->of, r->token[r->rq.prompt_tokens + r->told++], &why);
+    r->lost_way = !good || !g->mask(g->of, r->mask, &why);
+    r->why = why;
+}
+
+static void *run_guides(void *argument) {
+    nmk_batch *b = argument;
+    pthread_mutex_lock(&b->guide_lock);
+    for (;;) {
+        while (!b->job && !b->guides_end) pthread_cond_wait(&b->guide_wake, &b->guide_lock);
+        request *r = b->job;
+        if (!r) break;
+        b->job = r->next_job;
+        if (!b->job) b->job_tail = &b->job;
+        pthread_mutex_unlock(&b->guide_lock);
+        work_on(r);
+        pthread_mutex_lock(&b->guide_lock);
+        r->job = false, r->masked = !r->lost_way;
+        give_mask(b, r);
+        pthread_cond_broadcast(&b->guide_done);
+    }
+    pthread_mutex_unlock(&b->guide_lock);
+    return NULL;
+}
+
+/* Call with guide_lock. */
+static void queue_job(nmk_batch *b, request *r) {
+    r->job = true, r->masked = false, r->next_job = NULL;
+    *b->job_tail = r, b->job_tail = &r->next_job;
+    pthread_cond_signal(&b->guide_wake);
+}
+
+/* Step `number` is about to be queued, and column c samples the row's next unknown token in it. */
+static void want_mask(nmk_batch *b, request *r, int c, uint64_t number) {
+    pthread_mutex_lock(&b->guide_lock);
+    r->wanted = true, r->want_step = number, r->want_column = c;
+    if (!r->masked && !r->lost_way && !r->job) queue_job(b, r);
+    give_mask(b, r);
+    pthread_mutex_unlock(&b->guide_lock);
+}
+
+/* The first step in flight after `number` that samples for the row; false: none. */
+static bool next_sample(const nmk_batch *b, const request *r, uint64_t number, uint64_t *step, int *column) {
+    for (*step = number + 1; *step < b->engine->steps; ++*step)
+        for (*column = 0; *column < b->columns; ++*column)
+            if (b->record[*step % RECORDS].id[*column] == r->id && !b->record[*step % RECORDS].prompt[*column] &&
+                b->record[*step % RECORDS].life[*column] == r->life)
+                return true;
+    return false;
+}
+
+/* Step `number` has brought a token. */
+static void tell_guide(nmk_batch *b, request *r, uint64_t number) {
+    pthread_mutex_lock(&b->guide_lock);
+    r->wanted = next_sample(b, r, number, &r->want_step, &r->want_column);
+    queue_job(b, r);
+    pthread_mutex_unlock(&b->guide_lock);
+}
+
+/* The row leaves: its steps in flight wait for nothing any more. */
+static void give_up_masks(nmk_batch *b, request *r) {
+    if (!r->rq.guide.of) return;
+    pthread_mutex_lock(&b->guide_lock);
+    r->wanted = false;
+    pthread_mutex_unlock(&b->guide_lock);
+    uint64_t step = b->done - 1;
+    for (int c; next_sample(b, r, step, &step, &c);) nmk_engine_give_mask(b->engine, c, step, NULL);
+}
+
+/* No guide works for the request any more. */
+static void end_guide(nmk_batch *b, request *r) {
+    if (!r->rq.guide.of) return;
+    pthread_mutex_lock(&b->guide_lock);
+    request **at = &b->job;
+    while (*at && *at != r) at = &(*at)->next_job;
+    if (*at) { /* nobody has begun with it */
+        *at = r->next_job, r->job = false;
+        if (!*at) b->job_tail = at;
+    }
+    while (r->job) pthread_cond_wait(&b->guide_done, &b->guide_lock);
+    pthread_mutex_unlock(&b->guide_lock);
+}
+
+/* Whether the guide has allowed the token that came; false: *why. */
+static bool is_allowed(nmk_batch *b, request *r, int32_t token, nmk_err *why) {
+    if (!r->rq.guide.of) return true;
+    pthread_mutex_lock(&b->guide_lock);
+    bool good = r->masked && !r->lost_way && r->mask[token / 32] >> token % 32 & 1;
+    *why = r->why;
+    pthread_mutex_unlock(&b->guide_lock);
+    if (!good && !r->lost_way) nmk_fail(why, "the step sampled token %d, which its mask leaves out", token);
+    return good;
+}
+
 /* ---- ends ---- */
 
 /* Tells the end of a request that is in no list any more, and frees it. */
 static void tell_end(nmk_batch *b, request *r, nmk_batch_end end, const char *message) {
     pthread_mutex_lock(&b->lock);
-    b->stats.failed += end == NMK_BATCH_FAILED;
+    b->stats.failed += end == NMK_BATCH_FAILED || end == NMK_BATCH_ASTRAY;
     b->stats.cancelled += end == NMK_BATCH_CANCEL;
     pthread_mutex_unlock(&b->lock);
+    end_guide(b, r);
     if (r->rq.on_end) r->rq.on_end(r->rq.user, end, message);
     free_request(r);
 }
@@ -284,6 +421,7 @@ static void tell_end(nmk_batch *b, request *r, nmk_batch_end end, const char *me
  * it. */
 static void leave_row(nmk_batch *b, request *r, bool preempted) {
     int slot = slot_of(b, r);
+    give_up_masks(b, r);
     if (r->column >= 0) b->on[r->column] = NULL;
     r->column = -1;
     nmk_kv_drop(&b->engine->kv, slot);
@@ -398,6 +536,8 @@ static int fail_request(nmk_batch *b, request *r, const char *message, bool lost
 static void fail(nmk_batch *b, const nmk_err *why) {
     nmk_machine *m = b->engine->machine;
     nmk_err second = {0};
+    for (int s = 0; s < b->rows; s++)
+        if (b->row[s]) give_up_masks(b, b->row[s]); /* or the steps in flight would not end */
     bool lost = strstr(why->text, "the engine is lost") || m->lost || m->calls->wait_all(m, &second);
     b->done = b->engine->steps;
     b->engine->params.trace = 0;
@@ -730,6 +870,10 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
         return 0;
     }
     if (write_tables(b, e) || write_adjusts(b, column, e) || write_columns(b, column, write, e)) return -1;
+    for (int c = 0; c < b->columns; c++) {
+        request *q = b->on[c];
+        if (q && q->moves && q->rq.guide.of && q->at == known(q)) want_mask(b, q, c, b->engine->steps);
+    }
     if (b->tasks) nmk_tasks_queue(b->tasks);
     if (nmk_engine_queue_step(b->engine, live, &number, e)) return -1;
     if (b->tasks) nmk_tasks_queued(b->tasks, number);
@@ -751,8 +895,8 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
         request *r = b->row[s];
         if (!r || r->at == r->found) continue;
         keep_pages(b, r);
-        if (!r->told && r->rq.on_start) r->rq.on_start(r->rq.user, r->found);
-        r->told = true;
+        if (!r->begun && r->rq.on_start) r->rq.on_start(r->rq.user, r->found);
+        r->begun = true;
     }
     return 1;
 }
@@ -763,20 +907,22 @@ static bool was_given(const request *r, int32_t token) {
     return false;
 }
 
-/* The row stands at its cap: what has to follow is known now, and is computed without sampling. */
-static void look_at_cap(nmk_batch *b, request *r) {
+/* The row stands at its cap: what has to follow is known now, and is computed without sampling.  False: that was the
+ * end of the request. */
+static bool look_at_cap(nmk_batch *b, request *r) {
     const nmk_batch_cap *cap = &r->rq.cap;
     const nmk_logprobs certain = {.chosen = 0};
     r->capped = false;
-    if ((cap->opens >= 0 && !was_given(r, cap->opens)) || was_given(r, cap->closes)) return;
+    if ((cap->opens >= 0 && !was_given(r, cap->opens)) || was_given(r, cap->closes)) return true;
     r->adjusted = false; /* the machine did not see them */
     for (int i = 0; i < cap->then_count; i++) {
         add_token(r, cap->then[i]);
         if (r->rq.on_token) r->rq.on_token(r->rq.user, cap->then[i], r->rq.sampler.logprobs ? &certain : NULL);
         if (r->given < r->rq.max_tokens) continue;
         finish(b, r, NMK_BATCH_LENGTH, NULL);
-        return;
+        return false;
     }
+    return true;
 }
 
 /* Waits for the oldest step in flight and hands its tokens out. */
@@ -816,6 +962,11 @@ static int read_step(nmk_batch *b, nmk_err *e) {
                 r->rq.on_prompt(r->rq.user, prompt, nmk_engine_logprobs(b->engine, b->done - 1, c, &likely, &logprobs));
             continue;
         }
+        nmk_err why = {""};
+        if (!is_allowed(b, r, out[c], &why)) {
+            finish(b, r, NMK_BATCH_ASTRAY, why.text);
+            continue;
+        }
         add_token(r, out[c]);
         keep_pages(b, r);
         if (r->rq.on_token)
@@ -825,20 +976,23 @@ static int read_step(nmk_batch *b, nmk_err *e) {
             finish(b, r, NMK_BATCH_STOP, NULL);
         else if (r->given == r->rq.max_tokens)
             finish(b, r, NMK_BATCH_LENGTH, NULL);
-        else if (r->capped && r->given == r->rq.cap.after)
-            look_at_cap(b, r);
+        else if ((!r->capped || r->given < r->rq.cap.after || look_at_cap(b, r)) && r->rq.guide.of)
+            tell_guide(b, r, b->done - 1);
     }
     return rc;
 }
 
 /* ---- the thread ---- */
 
-/* Steps to keep in flight: few while rows change hands. */
+/* Steps to keep in flight: few while rows change hands.  Few with guides too: what is queued before a step may wait for
+ * writes queued long before, and so for steps that wait for masks; these must come without this thread. */
 static uint64_t ahead(const nmk_batch *b) {
     uint64_t most = (uint64_t)b->engine->steps_ahead;
     bool changes = false;
-    for (int s = 0; s < b->rows; s++)
-        if (b->row[s]) changes |= is_fed(b, b->row[s]) || (decodes(b, b->row[s]) && b->row[s]->column < 0);
+    for (int s = 0; s < b->rows; s++) {
+        const request *r = b->row[s];
+        if (r) changes |= is_fed(b, r) || (decodes(b, r) && r->column < 0) || r->rq.guide.of != NULL;
+    }
     return changes && most > FEED_AHEAD ? FEED_AHEAD : most;
 }
 
@@ -877,6 +1031,18 @@ static void *run(void *argument) {
 
 /* ---- for other threads ---- */
 
+static void free_batch(nmk_batch *b) {
+    pthread_mutex_lock(&b->guide_lock);
+    b->guides_end = true;
+    pthread_cond_broadcast(&b->guide_wake);
+    pthread_mutex_unlock(&b->guide_lock);
+    for (int i = 0; i < b->guides; i++) pthread_join(b->guide[i], NULL);
+    pthread_cond_destroy(&b->guide_wake), pthread_cond_destroy(&b->guide_done);
+    pthread_mutex_destroy(&b->guide_lock);
+    pthread_cond_destroy(&b->wake), pthread_mutex_destroy(&b->lock);
+    free(b);
+}
+
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e) {
     nmk_batch *b = xcalloc(1, sizeof *b);
     assert(engine->steps_ahead <= RECORDS);
@@ -887,10 +1053,18 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
     assert(b->chunk > 0 && PAGE % b->chunk == 0 && "a page begins with a chunk");
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->wake, NULL);
-    int rc = pthread_create(&b->thread, NULL, run, b);
+    pthread_mutex_init(&b->guide_lock, NULL);
+    pthread_cond_init(&b->guide_wake, NULL), pthread_cond_init(&b->guide_done, NULL);
+    b->job_tail = &b->job;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN), guides = cores / 2 < GUIDE_THREADS ? cores / 2 : GUIDE_THREADS;
+    int rc = 0;
+    while (!rc && b->guides < (guides > 1 ? guides : 1)) {
+        rc = pthread_create(&b->guide[b->guides], NULL, run_guides, b);
+        b->guides += !rc;
+    }
+    if (!rc) rc = pthread_create(&b->thread, NULL, run, b);
     if (rc) {
-        pthread_cond_destroy(&b->wake), pthread_mutex_destroy(&b->lock);
-        free(b);
+        free_batch(b);
         return nmk_fail(e, "no thread for the step loop: %s", strerror(rc));
     }
     *batch = b;
@@ -1004,6 +1178,5 @@ void nmk_batch_close(nmk_batch *b) {
     if (!b) return;
     nmk_batch_stop(b);
     nmk_engine_close(b->engine);
-    pthread_cond_destroy(&b->wake), pthread_mutex_destroy(&b->lock);
-    free(b);
+    free_batch(b);
 }

@@ -28,6 +28,11 @@
  * A hang fails what runs, and the engine goes on; nothing that was cached is used any more.  When the engine is lost
  * altogether everything ends, and nothing is taken any more: no other engine can be opened on that GPU in this process.
  *
+ * A request may have a guide that says which tokens may come next.  Steps are queued ahead all the same: a step waits
+ * for the masks of its columns only before it samples, and threads of the batch's own ask the guides as soon as a token
+ * is known, while the step computes.  A guide that does not know on fails its request; no token goes out that it has
+ * not allowed.
+ *
  * Knows tokens, no text; knows no HTTP.
  *
  * submit and cancel may be called from any thread; callbacks come from the batch's thread and must not call back into
@@ -50,6 +55,7 @@ typedef enum {
     NMK_BATCH_LENGTH, /* max_tokens */
     NMK_BATCH_CANCEL,
     NMK_BATCH_FAILED, /* message says why; the engine goes on with others if it can */
+    NMK_BATCH_ASTRAY, /* the guide does not know on; message says why */
     NMK_BATCH_LOST    /* the engine was lost while the request waited; message says why */
 } nmk_batch_end;
 
@@ -62,12 +68,20 @@ typedef struct {
     const int32_t *then; /* copied */
     int then_count;
 } nmk_batch_cap;
+/* Which tokens may come: asked for a mask, then told the token, and so on; on one thread at a time, and not after
+ * on_end.  False: *e says why there is none, or why it was not allowed. */
+typedef struct {
+    void *of;
+    bool (*mask)(void *of, uint32_t *mask, nmk_err *e);
+    bool (*take)(void *of, int32_t token, nmk_err *e);
+} nmk_batch_guide;
 
 typedef struct {
     const int32_t *prompt; /* copied; at least one token, and fits the engine's max_len with max_tokens */
     int prompt_tokens;
     int max_tokens, min_tokens; /* a stop id ends nothing before it is token min_tokens or later */
-    nmk_sampler sampler;        /* bias is copied */
+    nmk_sampler sampler;        /* bias is copied; masked follows from the guide */
+    nmk_batch_guide guide;      /* of: NULL: none */
     const int32_t *stop_ids;    /* copied */
     int stop_count;
     nmk_batch_cap cap;

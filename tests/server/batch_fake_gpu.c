@@ -326,6 +326,104 @@ static void test_lost(nmk_batch *b) {
     check(late.times == 1, "also who asks later", "%d times", late.times);
 }
 
+/* ---- guides ---- */
+
+/* Allows one token at each position, another for each request; takes its time. */
+typedef struct {
+    int number, at, late_us, lost_at; /* lost_at: the token that it does not know on at; 0: none */
+    int wrong;
+} guide;
+
+static int32_t guided_token(int number, int at) { return 1000 + number * 160 + at % 160; }
+
+static bool guide_mask(void *of, uint32_t *mask, nmk_err *e) {
+    guide *g = of;
+    if (g->late_us) usleep((unsigned)(g->late_us * (g->at % 3)));
+    if (g->lost_at && g->at == g->lost_at) return nmk_fail(e, "lost at %d", g->at), false;
+    memset(mask, 0, sizeof *mask * ((NMK_VOCAB + 31) / 32));
+    int32_t token = guided_token(g->number, g->at);
+    mask[token / 32] |= (uint32_t)1 << token % 32;
+    return true;
+}
+
+static bool guide_take(void *of, int32_t token, nmk_err *e) {
+    guide *g = of;
+    (void)e;
+    g->wrong += token != guided_token(g->number, g->at);
+    g->at++;
+    return true;
+}
+
+static guide guides[MANY];
+
+static void fill_guided(client *k, int number, int prompt_tokens, int max_tokens) {
+    fill(k, number, prompt_tokens, max_tokens);
+    guides[number] = (guide){.number = number, .late_us = number % 3 * 400};
+    k->rq.guide = (nmk_batch_guide){&guides[number], guide_mask, guide_take};
+}
+
+static bool is_guided(const client *k, int number) {
+    bool good = true;
+    for (int i = 0; i < k->count; i++) good &= k->token[i] == guided_token(number, i);
+    return good && !guides[number].wrong;
+}
+
+/* Rows with guides beside others, joining, leaving and changing columns: each gets the tokens of its own masks. */
+static void test_guides(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0, good = 0;
+    reset(b);
+    for (int i = 0; i < MANY; i++) {
+        if (i % 3 == 2)
+            fill(&many[i], i, 1 + 7 * i, 20 + 9 * (i % 5));
+        else
+            fill_guided(&many[i], i, 1 + 9 * i, 3 + 11 * (i % 7));
+        rc |= submit(b, &many[i], &e);
+        if (i % 4 == 3) usleep(700);
+    }
+    for (int i = 0; i < MANY; i++)
+        if (i % 3 == 2)
+            good += is_whole(&many[i]);
+        else
+            good += wait_end(&many[i]) && many[i].end == NMK_BATCH_LENGTH && many[i].count == many[i].rq.max_tokens &&
+                    is_guided(&many[i], i);
+    quiet(b);
+    check(rc == 0 && good == MANY, "rows with guides get the tokens of their own masks", "%d of %d: %s", good, MANY,
+          e.text);
+
+    for (int i = 0; i < MANY; i++) {
+        fill_guided(&many[i], i, 3 + i, 60);
+        if (i % 2) many[i].cancel_after = 5 + i;
+        if (i == 4) guides[i].lost_at = 7;
+        rc |= submit(b, &many[i], &e);
+    }
+    good = 0;
+    for (int i = 0; i < MANY; i++) {
+        const nmk_batch_end end = i % 2 ? NMK_BATCH_CANCEL : i == 4 ? NMK_BATCH_ASTRAY : NMK_BATCH_LENGTH;
+        good += wait_end(&many[i]) && many[i].end == end && is_guided(&many[i], i) &&
+                (i != 4 || (many[i].count == 7 && strstr(many[i].message, "lost at 7")));
+    }
+    quiet(b);
+    check(rc == 0 && good == MANY, "they leave, and one whose guide is lost fails alone", "%d of %d", good, MANY);
+
+    /* a cap puts tokens in: the guide is told of them */
+    static const int32_t then[] = {1000 + 5, 1000 + 6};
+    fill_guided(&many[0], 0, 4, 20);
+    many[0].rq.cap = (nmk_batch_cap){.after = 5, .opens = -1, .closes = 2, .then = then, .then_count = 2};
+    rc = submit(b, &many[0], &e);
+    check(rc == 0 && wait_end(&many[0]) && many[0].count == 20 && is_guided(&many[0], 0) && guides[0].at >= 19,
+          "a guide hears of the tokens that a cap puts in", "%d tokens, %d told", many[0].count, guides[0].at);
+
+    fake.hang_at = steps_run + 20;
+    for (int i = 0; i < 4; i++) fill_guided(&many[i], i, 3, 60), rc |= submit(b, &many[i], &e);
+    good = 0;
+    for (int i = 0; i < 4; i++) good += wait_end(&many[i]) && many[i].end == NMK_BATCH_FAILED;
+    fill_guided(&many[5], 5, 3, 60);
+    rc |= submit(b, &many[5], &e);
+    good += wait_end(&many[5]) && many[5].count == 60 && is_guided(&many[5], 5);
+    check(rc == 0 && good == 5, "a hang with guides, and after it", "%d", good);
+}
+
 int main(void) {
     nmk_err e = {0};
     nmk_engine *g;
@@ -337,6 +435,7 @@ int main(void) {
     test_many(b);
     test_turns(b);
     test_few(b);
+    test_guides(b);
     test_hang(b);
     test_hang_at_end(b);
     test_trace(b);
