@@ -10,6 +10,7 @@
 #   make conformance   clients that others make, of npm, against nmk-serve with scripted answers; needs Node.js and npm
 #   make test-balancer   three servers behind HAProxy, which it installs
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
+#   make schemas documents of random schemas, judged by python3-jsonschema: SCHEMAS=10000 SEED=1
 #   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
 #   make lint    luacheck, clang-format
 #   make bench   the benchmarks alone
@@ -37,16 +38,9 @@ $(TOY)_COLUMNS := 16
 OWN_COLUMNS := $(patsubst specs/%.yaml,%,$(shell grep -lE '^ +columns:' specs/*.yaml))
 columns_of = $(if $(filter $(filter-out $(OWN_COLUMNS),$(MODELS)),$(1)),$(or $($(1)_COLUMNS),$(COLUMNS)))
 
-# Models whose programs take prompts by launches of their own: those in specs/ and the tiny ones, but where the spec
-# forbids it or inserts ops, which such launches lack, and those of tests/gpu/specs that ask for it.
-ASKING := $(shell grep -lE '^prefill:' tests/gpu/specs/*.yaml)
-STEPPING := $(shell grep -lE '^ +tokens: 0$$|^insert:' specs/*.yaml)
-PREFILLED := $(filter-out $(STEPPING:specs/%.yaml=%),$(MODELS)) $(TINY_MODELS) $(ASKING:tests/gpu/specs/%.yaml=%)
-prefill_of = $(filter $(PREFILLED),$(1))
-
 BUILD_PACKAGES := gcc binutils libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
     node-llhttp
-TEST_PACKAGES  := lua-check clang-format
+TEST_PACKAGES  := lua-check clang-format python3-jsonschema
 # For the example client; either flavour of libcurl's headers will do, and they exclude each other.
 DEMO_PACKAGES  := curl $(if $(wildcard /usr/include/curl/curl.h /usr/include/*/curl/curl.h),,libcurl4-openssl-dev)
 
@@ -63,7 +57,7 @@ RUN_LIBS := -l:libjson-c.a -l:libpcre2-8.a -l:libxxhash.a -l:libutf8proc.a -ldl 
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .SECONDARY:
-.PHONY: all demo test load golden lint clean deps deps-build deps-demo build-demo build-test always
+.PHONY: all demo test load schemas golden lint clean deps deps-build deps-demo build-demo build-test always
 
 all:
 
@@ -118,6 +112,12 @@ SECONDS := 600
 load: deps-build
 	@$(SUBMAKE) build/$(TOY)/nmk-serve build/tests/$(TOY)/server/load
 	@build/tests/$(TOY)/server/load --clients $(CLIENTS) --seconds $(SECONDS)
+
+SCHEMAS := 10000
+SEED := 1
+schemas: deps
+	@$(SUBMAKE) build/tests/$(TOY)/server/grammar_masks
+	@NMK_SCHEMAS=$(SCHEMAS) NMK_SCHEMAS_SEED=$(SEED) bash tests/server/grammar_documents.sh
 
 golden: deps
 	@$(SUBMAKE) build/nmkgen $(MODELS:%=build/%/.generated)
@@ -276,9 +276,6 @@ $(call generation,$(1),$(1),nmk_generation_own,$(2),$(3))
 $(foreach c,$(call columns_of,$(1)),
 $(call generation,$(1),$(1)/columns-$(c),nmk_generation_$(c),$(2),$(3) --set columns=$(c))
 $(call further,$(1),$(1)/columns-$(c),nmk_generation_$(c)))
-$(if $(call prefill_of,$(1)),
-$(call generation,$(1),$(1)/prefill,nmk_generation_prefill,$(2),$(3) --launch prefill)
-$(call further,$(1),$(1)/prefill,nmk_generation_prefill))
 
 build/$(1)/obj/server/%.o: server/%.c | build/$(1)/.generated
 	@mkdir -p $$(@D)
@@ -288,17 +285,14 @@ build/$(1)/obj/server/%.o: server/%.c | build/$(1)/.generated
 # The list of generations, which the command line may change.
 build/$(1)/.columns: always
 	@mkdir -p $$(@D)
-	@echo "$(call columns_of,$(1)) $(call prefill_of,$(1))" | cmp -s - $$@ || \
-	    echo "$(call columns_of,$(1)) $(call prefill_of,$(1))" >$$@
+	@echo "$(call columns_of,$(1))" | cmp -s - $$@ || echo "$(call columns_of,$(1))" >$$@
 build/$(1)/obj/generations.o: build/$(1)/.columns
 build/$(1)/obj/generations.o: $(1)_COMPILE += \
-    -DNMK_GENERATIONS='X(nmk_generation_own) $(foreach c,$(call columns_of,$(1)),X(nmk_generation_$(c)))' \
-    $(if $(call prefill_of,$(1)),-DNMK_PREFILL=nmk_generation_prefill)
+    -DNMK_GENERATIONS='X(nmk_generation_own) $(foreach c,$(call columns_of,$(1)),X(nmk_generation_$(c)))'
 
 build/$(1)/libnmk.a: $(LIBRARY:runtime/%.c=build/$(1)/obj/%.o) $(SERVER_MODEL:%.c=build/$(1)/obj/%.o) \
     $(patsubst %,build/$(1)/obj/%.o,encoder refvm $(GENERATION)) \
-    $(foreach c,$(call columns_of,$(1)),build/$(1)/columns-$(c)/nmk_generation_$(c).o) \
-    $(if $(call prefill_of,$(1)),build/$(1)/prefill/nmk_generation_prefill.o)
+    $(foreach c,$(call columns_of,$(1)),build/$(1)/columns-$(c)/nmk_generation_$(c).o)
 	@rm -f $$@
 	@ar rcs $$@ $$^
 
@@ -317,6 +311,12 @@ build/$(1)/bench-%: build/$(1)/tests/bench/%.o build/$(1)/libnmk.a
 # Its client is nmk-bench's.
 build/$(1)/bench-serve: build/bench/bench/sse.o
 build/$(1)/tests/bench/%.o: $(1)_COMPILE += -Ibench
+
+# The one that has parts of the server in it.
+build/$(1)/tests/bench/constrained.o: $(1)_COMPILE += -Iserver
+build/$(1)/bench-constrained: build/$(1)/tests/bench/constrained.o build/libserver.a build/$(1)/libnmk.a
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ $(RUN_LIBS)
 
 build/$(1)/tests/%.o: tests/%.c | build/$(1)/.generated
 	@mkdir -p $$(@D)
@@ -372,7 +372,7 @@ all: $(MODELS:%=build/%/.generated)
 
 # The toy with room for the prompts that agents send; its tokens are scripted, so its weights do not matter.
 CONFORMANCE := build/conformance
-CLIENTS_NPM := openai @anthropic-ai/sdk ai @ai-sdk/openai-compatible zod opencode-ai
+CLIENTS_NPM := openai ai @ai-sdk/openai-compatible zod opencode-ai
 
 $(CONFORMANCE)/scripted.yaml: specs/$(TOY).yaml
 	@mkdir -p $(@D)
@@ -399,9 +399,7 @@ conformance: deps-build
 	@npm install --prefix $(CONFORMANCE) --no-audit --no-fund --no-package-lock --loglevel=error $(CLIENTS_NPM)
 	@cp tests/conformance/*.mjs $(CONFORMANCE) && node $(CONFORMANCE)/clients.mjs
 
-build/$(TOY)/tests/models/%.o: $(TOY)_COMPILE += -DCHECKPOINT='"examples/$(TOY)"'
-TINY_TESTS := $(TINY_MODELS:%=build/tests/%/models/golden) $(TINY_MODELS:%=build/tests/%/models/prefill) \
-    build/tests/$(TOY)/models/prefill
+TINY_TESTS := $(TINY_MODELS:%=build/tests/%/models/golden)
 $(foreach m,$(OP_MODEL),$(eval $(call model,$(m),specs/$(TOY).yaml,--try $(OP))))
 
 .PHONY: test-op
