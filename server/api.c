@@ -12,6 +12,7 @@
 #include <time.h>
 #include <xxhash.h>
 
+#include "constraint.h"
 #include "log.h"
 #include "metrics.h"
 #include "page.h"
@@ -37,6 +38,7 @@ struct choice {
     bool queued, done, met; /* met: a stop string */
     uint64_t id;            /* of the batch; 0: not there */
     nmk_parser *parser;
+    nmk_walker *walker; /* of its masks; NULL: it may say anything */
     nmk_stop *stop;
     int32_t held; /* a stop id that may be the last token; -1: none */
     int tokens, cached;
@@ -74,6 +76,7 @@ struct job {
     nmk_ids *prompt;
     int *max_tokens;
     int prompt_count;
+    nmk_masks *masks;  /* of its answers; NULL: any */
     nmk_batch_cap cap; /* on reasoning */
     nmk_buf answer;    /* of endpoints that do not generate */
     nmk_buf input;     /* of a response that is kept */
@@ -104,7 +107,8 @@ struct nmk_api {
     nmk_http *http;
     nmk_markers markers;
     bool has_markers;
-    nmk_ids end_thinking; /* the tokens that do; none: the model does not think, or not with tokens */
+    nmk_ids end_thinking;         /* the tokens that do; none: the model does not think, or not with tokens */
+    nmk_constraints *constraints; /* the worker's; NULL: there is no tokenizer */
     int64_t created;
     nmk_metrics metrics;
     nmk_buf scratch;
@@ -196,12 +200,14 @@ static void unref(job *j) {
     if (--j->refs) return;
     for (int i = 0; i < j->choice_count; i++) {
         nmk_parser_free(j->choice[i].parser);
+        nmk_walker_free(j->choice[i].walker);
         nmk_stop_free(j->choice[i].stop);
         nmk_reply_choice_free(&j->said[i]);
         free(j->choice[i].likely), free(j->choice[i].end), free(j->choice[i].asked);
     }
     for (int i = 0; i < j->prompt_count; i++) nmk_ids_free(&j->prompt[i]);
     free(j->prompt), free(j->max_tokens), free(j->choice), free(j->said);
+    nmk_masks_unref(j->masks);
     nmk_stream_free(&j->stream);
     nmk_request_free(&j->q);
     nmk_buf_free(&j->text), nmk_buf_free(&j->answer), nmk_buf_free(&j->input), nmk_buf_free(&j->out);
@@ -325,29 +331,6 @@ static int check_model(const nmk_api *api, const nmk_api_request *q, nmk_api_err
     return nmk_request_no_model(q, e);
 }
 
-/* The prompt ends with the last message's text: what the template puts behind it is not there yet.  A template may trim
- * the text. */
-static int cut_behind_final(job *j, nmk_buf *text) {
-    enum { BEHIND = 256 }; /* bytes that a template may put there, so that a search takes no time */
-    struct json_object *messages = j->q.messages;
-    struct json_object *last = json_object_array_get_idx(messages, json_object_array_length(messages) - 1);
-    struct json_object *content = nmk_json_get(last, "content");
-    const char *said = json_object_get_string(content);
-    size_t bytes = (size_t)json_object_get_string_len(content);
-    for (int trimmed = 0; trimmed < 2; trimmed++) {
-        for (size_t behind = 0; bytes && behind < BEHIND && bytes + behind <= text->length; behind++) {
-            size_t end = text->length - behind;
-            if (memcmp(text->data + end - bytes, said, bytes) != 0) continue;
-            text->length = end, text->data[end] = 0;
-            return 0;
-        }
-        while (bytes && strchr(" \t\r\n", said[bytes - 1])) bytes--;
-        while (bytes && strchr(" \t\r\n", *said)) said++, bytes--;
-    }
-    return nmk_api_fail(&j->error, 400, "messages", "chat_template_error",
-                        "The chat template does not end with the last message's text, so nothing can go on with it.");
-}
-
 static int render(job *j, nmk_buf *text) {
     const nmk_api *api = j->api;
     nmk_err why = {""};
@@ -362,7 +345,7 @@ static int render(job *j, nmk_buf *text) {
                             "This model came without a chat template: use /v1/completions.");
     if (nmk_template_render(api->o.chat_template, &input, text, &why))
         return nmk_api_fail(&j->error, 400, "messages", "chat_template_error", "%s", why.text);
-    return j->q.continue_final ? cut_behind_final(j, text) : 0;
+    return 0;
 }
 
 /* A text that begins with BOS keeps its one. */
@@ -428,6 +411,19 @@ static int cap_thinking(job *j) {
     return 0;
 }
 
+/* What the answers may be. */
+static int constrain(job *j) {
+    const nmk_api *api = j->api;
+    const nmk_api_request *q = &j->q;
+    nmk_block block = NMK_BLOCK_ANSWER;
+    if (q->messages && api->has_markers)
+        block = nmk_markers_open(&api->markers, api->o.tokenizer, j->prompt[0].id, j->prompt[0].count);
+    if (api->constraints) return nmk_constraints_find(api->constraints, q, block, &j->masks, &j->error);
+    return q->form ? nmk_api_fail(&j->error, 400, q->form_param, "unsupported_parameter",
+                                  "This server runs without a tokenizer.")
+                   : 0;
+}
+
 static int prepare(job *j) {
     const nmk_api *api = j->api;
     nmk_api_request *q = &j->q;
@@ -465,7 +461,7 @@ static int prepare(job *j) {
         j->max_tokens[i] = nmk_request_fit(q, j->prompt[i].count, api->o.max_len, &j->error);
         if (j->max_tokens[i] < 0) return -1;
     }
-    return 0;
+    return constrain(j);
 }
 
 static void prepared(void *ctx, void *arg);
@@ -918,6 +914,11 @@ static void take_end(choice *c, nmk_batch_end end, const char *message) {
             log_engine(message);
             fail_job(j, NMK_END_ERROR, &e);
             break;
+        case NMK_BATCH_ASTRAY: /* the same would happen again */
+            nmk_api_fail(&e, 400, NULL, "constraint_failed", "The answer cannot be continued in its form: %s",
+                         message ? message : "no reason given");
+            fail_job(j, NMK_END_ERROR, &e);
+            break;
         case NMK_BATCH_LOST:
             fail_lost(&e);
             fail_job(j, NMK_END_ERROR, &e);
@@ -985,6 +986,9 @@ static int prompt_logprobs(const nmk_sampling *s, bool echoed) {
     return s->prompt_logprobs > most ? s->prompt_logprobs : most;
 }
 
+static bool guide_mask(void *of, uint32_t *mask, nmk_err *e) { return nmk_walker_mask(of, mask, e); }
+static bool guide_take(void *of, int32_t token, nmk_err *e) { return nmk_walker_take(of, token, e); }
+
 static int submit(choice *c, nmk_err *e) {
     const job *j = c->job;
     const nmk_api_options *o = &j->api->o;
@@ -1009,6 +1013,7 @@ static int submit(choice *c, nmk_err *e) {
                                  .salt = salt_of(j),
                                  .client = (uint64_t)(j->key + 1),
                                  .exact = s->seeded, /* the same seed, the same text, whatever is cached */
+                                 .guide = {c->walker, guide_mask, guide_take},
                                  .user = c,
                                  .on_start = on_start,
                                  .on_token = on_token,
@@ -1056,6 +1061,7 @@ static void make_choices(job *j) {
     nmk_parser_options options = {.no_calls = !j->q.tools || j->q.tool_choice_none,
                                   .max_calls = j->q.parallel_tool_calls ? 0 : 1,
                                   .tools = j->q.tools,
+                                  .verbatim = j->q.form != NMK_FORM_FREE,
                                   .show_special = !j->q.skip_special_tokens};
     while (api->turn_count < j->key + 2) {
         api->turn = xrealloc(api->turn, (size_t)(api->turn_count + 1) * sizeof *api->turn);
@@ -1074,6 +1080,7 @@ static void make_choices(job *j) {
                       .queued_ns = nmk_now_ns(),
                       .said = &j->said[i]};
         const nmk_ids *prompt = &j->prompt[c->prompt];
+        c->walker = j->masks ? nmk_walker_new(j->masks) : NULL;
         if (prompt_logprobs(s, j->q.echo) >= 0) {
             c->asked = xcalloc(prompt->count, sizeof *c->asked);
             for (size_t k = 0; k < prompt->count; k++) c->asked[k].token = prompt->id[k];
@@ -1405,6 +1412,9 @@ void nmk_api_start(nmk_api *api, nmk_http *http, const nmk_api_options *o) {
         o->tokenizer &&
         nmk_markers_find(&api->markers, o->tokenizer, o->chat_template ? nmk_template_source(o->chat_template) : NULL);
     if (api->has_markers) nmk_markers_end_thinking(&api->markers, o->tokenizer, &api->end_thinking);
+    if (o->tokenizer)
+        api->constraints = nmk_constraints_new(o->tokenizer, api->has_markers ? &api->markers : NULL, o->limits.vocab,
+                                               o->stop_ids, o->stop_count);
     if (pthread_create(&api->worker, NULL, work, api)) abort(); /* a process that may have no second thread */
     api->has_worker = true;
 }
@@ -1432,6 +1442,7 @@ void nmk_api_close(nmk_api *api) {
     free(api->events), free(api->turn);
     nmk_kept_free(api->kept);
     nmk_ids_free(&api->end_thinking);
+    nmk_constraints_free(api->constraints);
     nmk_buf_free(&api->scratch);
     pthread_cond_destroy(&api->work);
     pthread_mutex_destroy(&api->lock);

@@ -562,8 +562,7 @@ static bool closes(const nmk_markers *m, int32_t token, nmk_block *block) {
     return true;
 }
 
-/* The block that is open at the end of a prompt. */
-static nmk_block block_after(const nmk_markers *m, const nmk_tokenizer *t, const int32_t *prompt, size_t tokens) {
+nmk_block nmk_markers_open(const nmk_markers *m, const nmk_tokenizer *t, const int32_t *prompt, size_t tokens) {
     enum { TAIL = 64 }; /* tokens in which a template opens or closes reasoning in text */
     nmk_block block = NMK_BLOCK_NONE, closed;
     size_t i = tokens;
@@ -581,7 +580,7 @@ static nmk_block block_after(const nmk_markers *m, const nmk_tokenizer *t, const
 }
 
 bool nmk_markers_thinking(const nmk_markers *m, const nmk_tokenizer *t, const int32_t *prompt, size_t prompt_tokens) {
-    return block_after(m, t, prompt, prompt_tokens) == NMK_BLOCK_REASONING;
+    return nmk_markers_open(m, t, prompt, prompt_tokens) == NMK_BLOCK_REASONING;
 }
 
 nmk_parser *nmk_parser_new(const nmk_tokenizer *t, const nmk_markers *markers, const int32_t *prompt,
@@ -595,8 +594,8 @@ nmk_parser *nmk_parser_new(const nmk_tokenizer *t, const nmk_markers *markers, c
         return p;
     }
     p->markers = *markers;
-    p->cites = markers->format == NMK_FORMAT_COHERE && !options.show_special;
-    p->block = block_after(markers, t, prompt, prompt_tokens);
+    p->cites = markers->format == NMK_FORMAT_COHERE && !options.show_special && !options.verbatim;
+    p->block = nmk_markers_open(markers, t, prompt, prompt_tokens);
     for (int i = 0; i < 4; i++)
         if (i < 2 ? markers->thinks_in_text : markers->calls_in_text) p->tag[p->tags++] = &tags[i];
     return p;

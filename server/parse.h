@@ -81,6 +81,7 @@ typedef struct {
     int max_calls; /* further ones are dropped; 0: any number */
     struct json_object
         *tools;        /* those that were given, as chat completions have them; stays the caller's; NULL: none */
+    bool verbatim;     /* no citations are taken out: the answer has a form of its own */
     bool show_special; /* special tokens that are no markers are text, and so are citations' tags */
 } nmk_parser_options;
 
@@ -95,6 +96,9 @@ void nmk_parser_free(nmk_parser *p); /* NULL is fine */
 typedef enum { NMK_BLOCK_NONE, NMK_BLOCK_REASONING, NMK_BLOCK_ANSWER, NMK_BLOCK_ACTION } nmk_block;
 
 nmk_block nmk_parser_add(nmk_parser *p, int32_t token);
+
+/* The block that a prompt leaves open. */
+nmk_block nmk_markers_open(const nmk_markers *m, const nmk_tokenizer *t, const int32_t *prompt, size_t prompt_tokens);
 
 /* No more tokens: ends what is open. */
 void nmk_parser_end(nmk_parser *p);

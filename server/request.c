@@ -122,16 +122,6 @@ static int take_stream_options(job *j, const char *name, struct json_object *v) 
     return 0;
 }
 
-static int take_response_format(job *j, const char *name, struct json_object *v) {
-    if (!is(v, json_type_object)) return wrong_type(j, name, "an object", v);
-    const char *type = c_string(nmk_json_get(v, "type"));
-    if (!type) return missing(j, "response_format.type");
-    if (strcmp(type, "text") != 0)
-        return nmk_api_fail(j->e, 400, "response_format.type", "unsupported_value",
-                            "response_format of type '%.40s' is not supported by this server; only 'text' is.", type);
-    return 0;
-}
-
 /* At /v1/completions, where none at all is some if the prompt comes back. */
 static int take_max_tokens(job *j, const char *name, struct json_object *v) {
     int64_t tokens;
@@ -207,7 +197,7 @@ struct json_object *nmk_request_keep(job *j, struct json_object *made) {
 static int refuse(job *j, const char *name, struct json_object *v) {
     if (is(v, json_type_string) && !json_object_get_string_len(v)) return 0;
     if (is(v, json_type_array) && !length(v)) return 0;
-    return unsupported(j, name, "this server cannot constrain what the model says");
+    return unsupported(j, name, "this server does not have it");
 }
 
 static int refuse_true(job *j, const char *name, struct json_object *v) {
@@ -334,17 +324,6 @@ static int take_tools(job *j, const char *name, struct json_object *v) {
 out:
     json_object_put(names);
     return rc;
-}
-
-static int take_tool_choice(job *j, const char *name, struct json_object *v) {
-    const char *s = c_string(v);
-    if (s && !strcmp(s, "auto")) return 0;
-    if (s && !strcmp(s, "none")) return j->r->tool_choice_none = true, 0;
-    if (is(v, json_type_object) || (s && !strcmp(s, "required")))
-        return nmk_api_fail(j->e, 400, name, "unsupported_value",
-                            "tool_choice %s is not supported by this server; use 'auto' or 'none'.",
-                            s ? "'required'" : "with the name of a function");
-    return s ? invalid(j, name, "expected 'auto' or 'none'") : wrong_type(j, name, "a string", v);
 }
 
 /* ---------------------------------------------------------------- messages */
@@ -605,7 +584,7 @@ static const field fields[] = {
     {"tools",                 CHAT|TOK, SHAPE,     .take = take_tools},
     {"tools",                 RESP,     SHAPE,     .take = nmk_responses_tools},
     {"tools",                MSG|COUNT, SHAPE,     .take = nmk_messages_tools},
-    {"tool_choice",           CHAT,     SHAPE,     .take = take_tool_choice},
+    {"tool_choice",           CHAT,     SHAPE,     .take = nmk_take_tool_choice},
     {"tool_choice",           RESP,     SHAPE,     .take = nmk_responses_tool_choice},
     {"tool_choice",          MSG|COUNT, SHAPE,     .take = nmk_messages_tool_choice},
     {"parallel_tool_calls",  CHAT|RESP|MSG, BOOL,      0,        1,   1, R(parallel_tool_calls)},
@@ -616,7 +595,6 @@ static const field fields[] = {
     {"include_reasoning",  CHAT|RESP|MSG, BOOL,      0,        1,   1, R(include_reasoning)},
     {"chat_template_kwargs",  TEMPLATE, SHAPE,     .take = take_kwargs},
     {"documents",             TEMPLATE, SHAPE,     .take = take_documents},
-    {"continue_final_message",CHAT|TOK, BOOL,      0,        1,   0, R(continue_final)},
     {"add_generation_prompt", TEMPLATE, BOOL,      0,        1,   1, R(add_generation_prompt)},
 
     {"text",                  RESP,     SHAPE,     .take = nmk_responses_text},
@@ -628,21 +606,22 @@ static const field fields[] = {
     {"conversation",          RESP,     SHAPE,     .take = refuse_any},
     {"container",             MSG,      SHAPE,     .take = refuse_any},
     {"mcp_servers",          MSG|COUNT, SHAPE,     .take = refuse_some},
-    {"response_format",   CHAT|TEXT,      SHAPE,     .take = take_response_format},
-    {"structured_outputs",    GEN,      SHAPE,     .take = refuse},
-    {"guided_json",           GEN,      SHAPE,     .take = refuse},
-    {"guided_regex",          GEN,      SHAPE,     .take = refuse},
-    {"guided_choice",         GEN,      SHAPE,     .take = refuse},
-    {"guided_grammar",        GEN,      SHAPE,     .take = refuse},
-    {"grammar",               GEN,      SHAPE,     .take = refuse},
-    {"regex",                 GEN,      SHAPE,     .take = refuse},
-    {"json_schema",           GEN,      SHAPE,     .take = refuse},
+    {"response_format",   CHAT|TEXT,      SHAPE,     .take = nmk_take_response_format},
+    {"structured_outputs",    GEN,      SHAPE,     .take = nmk_take_structured},
+    {"guided_json",           GEN,      SHAPE,     .take = nmk_take_schema},
+    {"guided_regex",          GEN,      SHAPE,     .take = nmk_take_regex},
+    {"guided_choice",         GEN,      SHAPE,     .take = nmk_take_choice},
+    {"guided_grammar",        GEN,      SHAPE,     .take = nmk_take_grammar},
+    {"grammar",               GEN,      SHAPE,     .take = nmk_take_grammar},
+    {"regex",                 GEN,      SHAPE,     .take = nmk_take_regex},
+    {"json_schema",           GEN,      SHAPE,     .take = nmk_take_schema},
     {"bad_words",             GEN,      SHAPE,     .take = refuse},
     {"allowed_token_ids",     GEN,      SHAPE,     .take = refuse},
     {"truncate_prompt_tokens",GEN|TOK,  SHAPE,     .take = refuse_any},
     {"prompt",                RESP,     SHAPE,     .take = refuse_any},
     {"suffix",                TEXT,     SHAPE,     .take = refuse_text},
     {"chat_template",         TEMPLATE, SHAPE,     .take = refuse_text},
+    {"continue_final_message",TEMPLATE, SHAPE,     .take = refuse_true},
     {"use_beam_search",       GEN,      SHAPE,     .take = refuse_true},
     {"length_penalty",        GEN,      SHAPE,     .take = refuse_other},
     {"repeat_penalty",        GEN,      SHAPE,     .take = refuse_other},
@@ -803,23 +782,6 @@ static double calm(double temperature) {
     return temperature < least ? least : temperature;
 }
 
-/* An answer that goes on with the last message, which has to have a text then. */
-static int check_continued(job *j) {
-    nmk_api_request *r = j->r;
-    struct json_object *generation = nmk_json_get(r->root, "add_generation_prompt");
-    if (!r->continue_final) return 0;
-    if (!r->messages) return missing(j, "messages");
-    if (generation && json_object_get_boolean(generation))
-        return invalid(j, "continue_final_message", "not together with 'add_generation_prompt'");
-    struct json_object *last = at(r->messages, length(r->messages) - 1);
-    const char *role = json_object_get_string(nmk_json_get(last, "role"));
-    if (strcmp(role, "assistant") != 0 || nmk_json_get(last, "tool_calls") ||
-        !json_object_get_string_len(nmk_json_get(last, "content")))
-        return invalid(j, "continue_final_message", "the last message has to be the assistant's, with a text alone");
-    r->add_generation_prompt = false;
-    return 0;
-}
-
 /* What no field can say for itself. */
 static int check(job *j) {
     nmk_api_request *r = j->r;
@@ -828,14 +790,13 @@ static int check(job *j) {
     if (r->body == NMK_BODY_RESPONSE && nmk_responses_check(j)) return -1;
     if (((1u << r->body) & (MSG | COUNT)) && nmk_messages_check(j)) return -1;
     if (r->body == NMK_BODY_CHAT && !r->messages) return missing(j, "messages");
-    if (check_continued(j)) return -1;
     if (r->body == NMK_BODY_COMPLETION && !r->prompt_count) return missing(j, "prompt");
     if (r->body == NMK_BODY_TOKENIZE && !r->prompt_count == !r->messages)
         return r->messages ? invalid(j, "prompt", "give 'prompt' or 'messages', not both") : missing(j, "prompt");
     if (r->body == NMK_BODY_DETOKENIZE && !nmk_json_get(r->root, "tokens")) return missing(j, "tokens");
     if (!generates) return 0;
 
-    if (check_logprobs(j)) return -1;
+    if (check_logprobs(j) || nmk_check_form(j)) return -1;
     if (r->echo_alone && !r->echo) return invalid(j, "max_tokens", "0 only when 'echo' is true");
     if (j->has_options && !r->stream) return invalid(j, "stream_options", "only allowed when 'stream' is true");
     if (j->best_of && j->best_of != s->n) return unsupported(j, "best_of", "only as much as 'n'");
@@ -897,6 +858,7 @@ void nmk_request_free(nmk_api_request *r) {
     free(r->sampling.stop);
     free(r->sampling.stop_id);
     json_object_put(r->made);
+    json_object_put(r->form_made);
     json_object_put(r->root);
     *r = (nmk_api_request){0};
 }

@@ -43,6 +43,16 @@ typedef struct {
     int max_tokens; /* 0: as many as fit */
 } nmk_sampling;
 
+/* What an answer has to be. */
+typedef enum {
+    NMK_FORM_FREE,
+    NMK_FORM_OBJECT,  /* any JSON object */
+    NMK_FORM_SCHEMA,  /* JSON of a schema */
+    NMK_FORM_REGEX,   /* a text that matches */
+    NMK_FORM_CHOICE,  /* one of the strings */
+    NMK_FORM_GRAMMAR, /* in the grammar */
+} nmk_form;
+
 typedef enum {
     NMK_BODY_CHAT,
     NMK_BODY_COMPLETION,
@@ -77,6 +87,8 @@ typedef struct {
     struct json_object *messages;
     struct json_object *tools;    /* NULL: none; each {"type": "function", "function": {"name": ..., ...}} */
     bool tool_choice_none;        /* no calls, whatever the model says */
+    bool tool_choice_required;    /* nothing but calls */
+    const char *tool_choice_name; /* of that tool; NULL: of any */
     bool parallel_tool_calls;     /* false: the first call only */
     bool include_reasoning;       /* false: reasoning is not sent */
     const char *reasoning_effort; /* NULL: not said */
@@ -84,7 +96,6 @@ typedef struct {
     int thinking_tokens;                      /* a cap on reasoning; -1: none */
     struct json_object *chat_template_kwargs; /* with reasoning_effort in it; NULL: none */
     bool add_generation_prompt;
-    bool continue_final; /* the last message is the assistant's, and the answer goes on with it */
 
     /* Completions, and /tokenize without messages. */
     nmk_prompt *prompt;
@@ -102,6 +113,10 @@ typedef struct {
     const char *previous;      /* the response that this one follows; NULL: none */
     bool store;                /* the response is kept */
     struct json_object *input; /* its own items, as they came */
+    nmk_form form;
+    struct json_object *form_value; /* the schema, expression, choices or grammar */
+    const char *form_param;         /* the field that it came with */
+    struct json_object *form_made;  /* a schema that came as text */
 
     const char *cache_salt; /* NULL: none; requests with different salts share no cached prefix */
 } nmk_api_request;

@@ -133,5 +133,15 @@ int nmk_messages_tool_choice(job *j, const char *name, struct json_object *v);
 int nmk_messages_output_config(job *j, const char *name, struct json_object *v);
 int nmk_messages_output_format(job *j, const char *name, struct json_object *v);
 int nmk_messages_check(job *j);
+/* ---------------------------------------------------------------- request_form.c */
+
+int nmk_take_response_format(job *j, const char *name, struct json_object *v);
+int nmk_take_structured(job *j, const char *name, struct json_object *v);
+int nmk_take_schema(job *j, const char *name, struct json_object *v);
+int nmk_take_regex(job *j, const char *name, struct json_object *v);
+int nmk_take_choice(job *j, const char *name, struct json_object *v);
+int nmk_take_grammar(job *j, const char *name, struct json_object *v);
+int nmk_take_tool_choice(job *j, const char *name, struct json_object *v);
+int nmk_check_form(job *j);
 
 #endif

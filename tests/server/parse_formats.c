@@ -2,39 +2,6 @@
  * nothing depends on how the text was cut into tokens. */
 #include "parse_helper.h"
 
-#include <sys/stat.h>
-
-#define DIR "build/tests/parse_formats"
-
-/* The toy's tokenizer under other names of its markers, NULL at the end of both. */
-static nmk_tokenizer *renamed(const char *const names[][2]) {
-    nmk_err e;
-    nmk_tokenizer *t = NULL;
-    char *text;
-    size_t bytes;
-    if (nmk_file_read(&text, &bytes, "examples/nmc-toy/tokenizer.json", 64 << 20, &e)) die(e.text);
-    for (int i = 0; names[i][0]; i++) {
-        nmk_buf to = {0};
-        const char *at = text, *found;
-        char *from = xasprintf("\"%s\"", names[i][0]);
-        while ((found = strstr(at, from))) {
-            nmk_buf_add(&to, at, (size_t)(found - at));
-            nmk_buf_printf(&to, "\"%s\"", names[i][1]);
-            at = found + strlen(from);
-        }
-        if (at == text) die(from);
-        nmk_buf_puts(&to, at);
-        free(from), free(text);
-        text = to.data;
-    }
-    mkdir("build/tests", 0777), mkdir(DIR, 0777);
-    FILE *f = fopen(DIR "/tokenizer.json", "w");
-    if (!f || fputs(text, f) < 0 || fclose(f)) die(DIR);
-    free(text);
-    if (nmk_tokenizer_load(DIR, &t, &e)) die(e.text);
-    return t;
-}
-
 /* What a test has: tokens that are never cut, and the prompt. */
 static const char *const *whole;
 static const char *prompt_text;

@@ -97,6 +97,18 @@ end
 agree("README has the fields of requests", documented, taken)
 agree("README has the fields that are refused", declined, refused)
 
+-- ---- JSON schemas: keywords and formats, from the tables in the source
+local keywords, schema = {}, t.read("server/schema.c")
+for _, row in ipairs(rows_of("| keywords of |")) do quoted(keywords, row[2], "^[$%w-]+$") end
+local known = found(schema, '{"([$%w]+)", [%u_ |]+}')
+for _, list in ipairs({ "types", "formats" }) do
+  for name in schema:match("} " .. list .. "%[%] = {(.-)\n?};"):gmatch('{"([%w-]+)",') do
+    known[name] = list == "formats" or nil
+  end
+end
+keywords["x-"] = nil
+agree("README has the keywords of schemas", keywords, known)
+
 local metrics, names = {}, found(t.read("server/metrics.c"), '"(vllm:[%w_]+)"')
 for _, row in ipairs(rows_of("| metrics |")) do quoted(metrics, row[2], "^[%w]+:[%w_]+$") end
 agree("README has the metrics", metrics, found(t.read("server/metrics.c"), '"(nmk:[%w_]+)"', names))

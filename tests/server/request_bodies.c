@@ -382,19 +382,46 @@ static void refusals(void) {
                   "Invalid value for 'logit_bias': a bias lies between -100 and 100.");
     field_refused("\"logit_bias\":{\"1\":1,\"01\":2}", "logit_bias", V,
                   "Invalid value for 'logit_bias': a token is there twice.");
-    field_refused("\"response_format\":{\"type\":\"json_schema\"}", "response_format.type", U,
-                  "response_format of type 'json_schema' is not supported by this server; only 'text' is.");
-    field_refused("\"guided_json\":{}", "guided_json", P,
-                  "Unsupported parameter: 'guided_json': this server cannot constrain what the model says.");
+    field_refused("\"response_format\":{\"type\":\"json\"}", "response_format.type", U,
+                  "response_format of type 'json' is not supported by this server; expected 'text', 'json_object' or "
+                  "'json_schema'.");
+    field_refused("\"response_format\":{\"type\":\"json_schema\"}", "response_format.json_schema", M,
+                  "Missing required parameter: 'response_format.json_schema'.");
+    field_refused("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"x\"}}",
+                  "response_format.json_schema.schema", M,
+                  "Missing required parameter: 'response_format.json_schema.schema'.");
+    field_refused(
+        "\"structured_outputs\":{\"structural_tag\":\"{}\"}", "structured_outputs", U,
+        "'structural_tag' of structured_outputs is not supported by this server; expected json, regex, choice, "
+        "grammar or json_object.");
+    field_refused("\"structured_outputs\":{\"json\":\"{\"}", "structured_outputs.json", V,
+                  "Invalid value for 'structured_outputs.json': line 1, column 2: expected a key in double quotes");
+    field_refused("\"guided_json\":[]", "guided_json", T,
+                  "Invalid type for 'guided_json': expected a JSON schema, but got an array instead.");
+    field_refused("\"guided_json\":{},\"regex\":\"a\"", "regex", V,
+                  "Invalid value for 'regex': 'guided_json' says already what the answer has to be.");
+    field_refused("\"guided_choice\":[\"a\",\"\"]", "guided_choice", V,
+                  "Invalid value for 'guided_choice': a choice must not be empty.");
+    field_refused("\"guided_json\":{},\"ignore_eos\":true", "ignore_eos", V,
+                  "Invalid value for 'ignore_eos': not together with an answer of a given form, which has its end.");
+    field_refused("\"regex\":\"a\",\"min_tokens\":3", "min_tokens", V,
+                  "Invalid value for 'min_tokens': not together with an answer of a given form, which has its end.");
     field_refused(
         "\"reasoning_effort\":\"lots\"", "reasoning_effort", V,
         "Invalid value for 'reasoning_effort': expected one of none, minimal, low, medium, high, xhigh, max.");
     field_refused("\"chat_template_kwargs\":[]", "chat_template_kwargs", T,
                   "Invalid type for 'chat_template_kwargs': expected an object, but got an array instead.");
-    field_refused("\"tool_choice\":\"required\"", "tool_choice", U,
-                  "tool_choice 'required' is not supported by this server; use 'auto' or 'none'.");
-    field_refused("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}", "tool_choice", U,
-                  "tool_choice with the name of a function is not supported by this server; use 'auto' or 'none'.");
+    field_refused("\"tool_choice\":\"required\"", "tool_choice", V,
+                  "Invalid value for 'tool_choice': only allowed when 'tools' are given.");
+    field_refused("\"tool_choice\":\"sometimes\"", "tool_choice", V,
+                  "Invalid value for 'tool_choice': expected 'auto', 'none', 'required' or a function.");
+    field_refused(
+        "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}},\"tools\":[{\"type\":\"function\","
+        "\"function\":{\"name\":\"f\"}}]",
+        "tool_choice", V, "Invalid value for 'tool_choice': there is no tool 'g'.");
+    field_refused("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":1}}]",
+                  "tools[0].function.strict", T,
+                  "Invalid type for 'tools[0].function.strict': expected a boolean, but got an integer instead.");
     field_refused("\"tools\":{}", "tools", T,
                   "Invalid type for 'tools': expected an array, but got an object instead.");
     field_refused("\"tools\":[{\"type\":\"web_search\"}]", "tools[0].type", V,
