@@ -563,6 +563,27 @@ static const char *const words[] = {
     "none",
     "required",
     "reasoning",
+    "input",
+    "instructions",
+    "output",
+    "call_id",
+    "summary",
+    "store",
+    "include",
+    "effort",
+    "thinking",
+    "budget_tokens",
+    "enabled",
+    "max_output_tokens",
+    "previous_response_id",
+    "stop_sequences",
+    "input_schema",
+    "tool_choice",
+    "output_config",
+    "format",
+    "documents",
+    "prompt_logprobs",
+    "continue_final_message",
     "{}",
     "{\\\"a\\\":1}",
     "1",
@@ -602,11 +623,49 @@ static void random_value(nmk_buf *b, int depth) {
     }
 }
 
+/* A list of items or blocks of these types, with what they may have. */
+static void random_list(nmk_buf *b, const char *const *types, unsigned count) {
+    static const char *const members[] = {"text",   "content", "role", "call_id", "name",     "arguments",
+                                          "output", "summary", "id",   "input",   "thinking", "tool_use_id"};
+    nmk_buf_puts(b, "[");
+    for (unsigned i = 0, n = 1 + chance(3); i < n; i++) {
+        nmk_buf_printf(b, "%s{\"type\":\"%s\"", i ? "," : "", types[chance(count)]);
+        for (unsigned k = 0; k < sizeof members / sizeof *members; k++) {
+            if (chance(2)) continue;
+            nmk_buf_printf(b, ",\"%s\":", members[k]);
+            if (!strcmp(members[k], "role"))
+                nmk_buf_puts(b, chance(2) ? "\"user\"" : "\"assistant\"");
+            else if (!strcmp(members[k], "input"))
+                nmk_buf_puts(b, "{\"a\":1}");
+            else if (chance(6))
+                random_word(b);
+            else
+                random_value(b, 3);
+        }
+        nmk_buf_puts(b, "}");
+    }
+    nmk_buf_puts(b, "]");
+}
+
 /* A body that is likely to get far. */
 static void likely(nmk_buf *b, nmk_body body) {
     static const char *const roles[] = {"user", "assistant", "tool", "system"};
+    static const char *const items[] = {"message",   "function_call",  "function_call_output",
+                                        "reasoning", "item_reference", "other"};
+    static const char *const blocks[] = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image"};
     nmk_buf_puts(b, "{");
-    if (body == NMK_BODY_CHAT || (body == NMK_BODY_TOKENIZE && chance(2))) {
+    if (body == NMK_BODY_RESPONSE) {
+        nmk_buf_puts(b, "\"input\":");
+        chance(6) ? random_list(b, items, 6) : random_word(b);
+    } else if (body == NMK_BODY_MESSAGE || body == NMK_BODY_COUNT) {
+        nmk_buf_puts(b, "\"max_tokens\":9,\"messages\":[");
+        for (unsigned i = 0, n = 1 + chance(3); i < n; i++) {
+            nmk_buf_printf(b, "%s{\"role\":\"%s\",\"content\":", i ? "," : "", roles[chance(2)]);
+            chance(3) ? random_list(b, blocks, 6) : random_word(b);
+            nmk_buf_puts(b, "}");
+        }
+        nmk_buf_puts(b, "]");
+    } else if (body == NMK_BODY_CHAT || (body == NMK_BODY_TOKENIZE && chance(2))) {
         nmk_buf_puts(b, "\"messages\":[");
         for (unsigned i = 0, n = 1 + chance(3); i < n; i++) {
             nmk_buf_printf(b, "%s{\"role\":\"%s\",\"content\":", i ? "," : "", roles[chance(4)]);
@@ -637,30 +696,33 @@ static void likely(nmk_buf *b, nmk_body body) {
 }
 
 static void anything(void) {
-    int taken = 0, rounds = 60000;
+    enum { BODIES = NMK_BODY_DETOKENIZE + 1 };
+    int taken = 0, rounds = 90000, of[BODIES] = {0};
     bool good = true;
     for (int round = 0; round < rounds; round++) {
         nmk_buf b = {0};
-        nmk_body body = (nmk_body)chance(4);
+        nmk_body body = (nmk_body)chance(BODIES);
         chance(4) ? likely(&b, body) : random_object(&b, 0);
         if (!chance(4)) /* and broken somewhere */
             for (unsigned n = 1 + chance(3); n; n--) b.data[chance((unsigned)b.length)] = (char)chance(256);
         nmk_api_request r;
         nmk_api_error e = {0};
         if (!nmk_request_parse(&r, body, b.data, b.length, &limits, &e)) {
-            taken++;
+            taken++, of[body]++;
             nmk_request_fit(&r, chance(5000), 4096, &e);
             nmk_request_free(&r);
         } else {
             nmk_buf out = {0};
             nmk_reply_error(NMK_REPLY_CHAT, &e, &out);
             struct json_object *o = nmk_json_parse(out.data, out.length, NULL);
-            if (e.status != 400 || !e.message[0] || !o) good = false;
+            bool lost = e.status == 404 && body == NMK_BODY_RESPONSE; /* an item that was not kept */
+            if ((e.status != 400 && !lost) || !e.message[0] || !o) good = false;
             json_object_put(o);
             nmk_buf_free(&out);
         }
         nmk_buf_free(&b);
     }
+    for (int i = 0; i < BODIES; i++) good &= of[i] > 100;
     check(good && taken > rounds / 20, "random bodies are taken or refused, never more", "%d of %d taken", taken,
           rounds);
 }
