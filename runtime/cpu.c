@@ -175,7 +175,7 @@ int nmk_cpu_machine_open(nmk_machine **machine, const nmk_generation *n, const n
     m->tops_address = (uint64_t)(uintptr_t)m->tops;
     m->hang = xcalloc(NMK_HANGS, sizeof *m->hang);
     m->masks = xcalloc(masks * NMK_MASK_WORDS, sizeof *m->masks);
-    m->masks_until = xcalloc(masks, sizeof *m->masks_until);
+    m->masks_until = xcalloc(NMK_MASK_RING * NMK_SMS, sizeof *m->masks_until * NMK_MASK_FLAGS);
     m->masks_address = (uint64_t)(uintptr_t)m->masks, m->masks_until_address = (uint64_t)(uintptr_t)m->masks_until;
     m->out_address = (uint64_t)(uintptr_t)m->out, m->hang_address = (uint64_t)(uintptr_t)m->hang;
     snprintf(m->name, sizeof m->name, "cpu (%d thread%s)", c->vm.threads, c->vm.threads == 1 ? "" : "s");

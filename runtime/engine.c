@@ -28,7 +28,8 @@ enum {
     MAX_LEN_DEFAULT = 256 << 10,
     STEPS_AHEAD_DEFAULT = 8,
     NOT_WRITTEN = INT_MIN,
-    LINE_BYTES = 128 /* a counter, a ticket and the abort flag have a cache line each */
+    FLAGS = NMK_SMS * NMK_MASK_FLAGS, /* of the masks of one step */
+    LINE_BYTES = 128                  /* a counter, a ticket and the abort flag have a cache line each */
 };
 
 static const double GPU_SHARE = 0.9; /* as vLLM takes */
@@ -540,7 +541,7 @@ int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
         return -1;
     memset((void *)(uintptr_t)m->hang, 0, sizeof *m->hang * NMK_HANGS);
     pthread_mutex_lock(&g->mask_lock);
-    memset(m->masks_until, 0, sizeof *m->masks_until * NMK_MASK_RING * (size_t)g->columns);
+    memset(m->masks_until, 0, sizeof *m->masks_until * NMK_MASK_RING * FLAGS);
     p->epoch = 0, g->first_step = g->steps;
     pthread_mutex_unlock(&g->mask_lock);
     return 0;
@@ -551,9 +552,9 @@ int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e)
     assert(live >= 0 && live <= g->columns);
     p->epoch++;
     p->out_row = (int32_t)(g->steps % NMK_OUT_RING);
-    const uint64_t place = (uint32_t)p->epoch % NMK_MASK_RING * (uint64_t)g->columns;
-    p->masks = g->machine->masks_address + place * NMK_MASK_WORDS * sizeof *g->machine->masks;
-    p->masks_until = g->machine->masks_until_address + place * sizeof *g->machine->masks_until;
+    const uint64_t slot = (uint32_t)p->epoch % NMK_MASK_RING;
+    p->masks = g->machine->masks_address + slot * (uint64_t)g->columns * NMK_MASK_WORDS * sizeof *g->machine->masks;
+    p->masks_until = g->machine->masks_until_address + slot * FLAGS * sizeof *g->machine->masks_until;
     p->in_flight = g->in_flight ? g->in_flight : g->variant->in_flight[live > 0 ? live - 1 : 0];
     /* The producer waits for what has landed by its place in the ring, so no more than the ring can be on its way. */
     if (p->in_flight > p->ring_stages) p->in_flight = p->ring_stages;
@@ -576,10 +577,12 @@ void nmk_engine_give_mask(nmk_engine *g, int column, uint64_t number, const uint
     pthread_mutex_lock(&g->mask_lock);
     if (number >= g->first_step) { /* else it was given up */
         const uint32_t epoch = (uint32_t)(number - g->first_step) + 1;
-        const size_t place = epoch % NMK_MASK_RING * (size_t)g->columns + (size_t)column;
-        if (mask) memcpy(m->masks + place * NMK_MASK_WORDS, mask, words * sizeof *mask);
-        if ((int32_t)(epoch - m->masks_until[place]) > 0)
-            __atomic_store_n(&m->masks_until[place], epoch, __ATOMIC_RELEASE);
+        const size_t slot = epoch % NMK_MASK_RING;
+        uint32_t *to = m->masks + (slot * (size_t)g->columns + (size_t)column) * NMK_MASK_WORDS;
+        uint32_t *until = m->masks_until + slot * FLAGS + column;
+        if (mask) memcpy(to, mask, words * sizeof *mask);
+        for (int sm = 0; sm < NMK_SMS; sm++, until += NMK_MASK_FLAGS)
+            if ((int32_t)(epoch - *until) > 0) __atomic_store_n(until, epoch, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&g->mask_lock);
 }

@@ -352,7 +352,7 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_generation 
     m->hang = p;
     if (mapped(&p, &m->masks_address, sizeof(uint32_t) * NMK_MASK_WORDS * masks, e)) goto out;
     m->masks = p;
-    if (mapped(&p, &m->masks_until_address, sizeof(uint32_t) * masks, e)) goto out;
+    if (mapped(&p, &m->masks_until_address, sizeof(uint32_t) * NMK_MASK_RING * NMK_SMS * NMK_MASK_FLAGS, e)) goto out;
     m->masks_until = p;
     if (load_kernel(g, v, o, e)) goto out;
     *machine = m;

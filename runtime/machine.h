@@ -31,7 +31,8 @@ struct nmk_machine {
     int32_t *out;                       /* [NMK_OUT_RING][columns], readable by the host while steps run */
     nmk_tops *tops;                     /* [NMK_OUT_RING][columns], likewise */
     volatile nmk_hang *hang;            /* [NMK_HANGS], likewise */
-    uint32_t *masks, *masks_until;      /* [NMK_MASK_RING][columns][NMK_MASK_WORDS] and without words, read by steps */
+    uint32_t *masks,
+        *masks_until; /* [NMK_MASK_RING][columns][NMK_MASK_WORDS]; [NMK_MASK_RING][NMK_SMS][NMK_MASK_FLAGS] */
     uint64_t out_address, tops_address, hang_address, masks_address, masks_until_address; /* for nmk_params */
     nmk_jit_result kernel; /* of the GPU: resources; log and cubin already freed */
     double kernel_seconds;

@@ -113,7 +113,8 @@ local STRUCTS = {
     { "u64", "tops", "struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory" },
     { "u64", "adjust", "struct nmk_adjust [slot][vocab]" },
     { "u64", "masks", "u32 [NMK_COLUMNS][NMK_MASK_WORDS] in mapped host memory: bit t % 32 of word t / 32 of token t" },
-    { "u64", "masks_until", "u32 [NMK_COLUMNS] in mapped host memory: the epoch up to which the host has given masks" },
+    { "u64", "masks_until", "u32 [NMK_SMS][NMK_MASK_FLAGS] by columns in mapped host memory: the epoch up to which the "
+      .. "host has given masks" },
     { "u64", "masks_taken", "u32 [NMK_COLUMNS][NMK_MASK_WORDS]: masks of this step" },
     { "u64", "hang", "struct nmk_hang [NMK_SMS][NMK_ROLES] in mapped host memory: a role's first wait for a counter" },
     { "u64", "abort", "u32: the word of a wait that was given up" },
@@ -336,6 +337,8 @@ local function all_constants(model, g, registry)
   for _, flag in ipairs(M.FLAGS) do
     add("COLUMN_" .. flag[1], flag[2])
   end
+  -- Every SM polls its own copy: reads of one line of the host's memory are done one after the other.
+  add("MASK_FLAGS", 64)
   -- Of a token that a mask leaves out: so low that it is never drawn beside another, and a number, so that sums of
   -- exponentials over nothing but such tokens are numbers too.
   add("MASKED_LOGIT", -1e30)

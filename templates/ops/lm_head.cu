@@ -30,7 +30,7 @@ DEVICE bool masked(const Storer &c, int column) { return c.live(column) && c.s.f
  * is fast.  SMs that share words write the same there. */
 DEVICE void take_masks(Storer &c, const Task &t)
 {
-    const u32 *until = (const u32 *)c.p.masks_until;
+    const u32 *until = (const u32 *)c.p.masks_until + blockIdx.x * NMK_MASK_FLAGS;
     u32 start = 0, n = 0;
 #pragma unroll 1
     for (;;) {
@@ -97,7 +97,8 @@ DEVICE void store(Storer &c, const Task &t)
                 float score = at_final_logits((k ? j ? v[3] : v[2] : j ? v[1] : v[0]) * P::logit_scale);
                 if (P::vocab < P::vocab_rows && token >= P::vocab) score = -INFINITY; /* pads the last tile */
                 const int place = n * P::vocab_rows + token;
-                if (flags & NMK_COLUMN_MASKED && !(allowed[j] >> (c.g() + 8 * k) & 1)) score = NMK_MASKED_LOGIT;
+                if (flags & NMK_COLUMN_MASKED && !((j ? allowed[1] : allowed[0]) >> (c.g() + 8 * k) & 1))
+                    score = NMK_MASKED_LOGIT;
                 if (flags & NMK_COLUMN_LOGPROBS) c.buffer<float>(t.raw_logits)[place] = score;
                 if (flags & NMK_COLUMN_ADJUSTS) score = adjusted(c, control->column[n], c.s.table_row[n], token, score);
                 if (heat > 0) score = __fdividef(score, heat);

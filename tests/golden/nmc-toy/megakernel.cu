@@ -45,6 +45,7 @@
 #define NMK_COLUMN_ADJUSTS 16
 #define NMK_COLUMN_LOGPROBS 32
 #define NMK_COLUMN_MASKED 64
+#define NMK_MASK_FLAGS 64
 #define NMK_MASKED_LOGIT -1e+30f
 #define NMK_SEEN_PROMPT 1073741824
 #define NMK_HANG_HOST -1
@@ -295,7 +296,7 @@ typedef struct nmk_params {
     unsigned long long tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
     unsigned long long adjust; /* struct nmk_adjust [slot][vocab] */
     unsigned long long masks; /* u32 [NMK_COLUMNS][NMK_MASK_WORDS] in mapped host memory: bit t % 32 of word t / 32 of token t */
-    unsigned long long masks_until; /* u32 [NMK_COLUMNS] in mapped host memory: the epoch up to which the host has given masks */
+    unsigned long long masks_until; /* u32 [NMK_SMS][NMK_MASK_FLAGS] by columns in mapped host memory: the epoch up to which the host has given masks */
     unsigned long long masks_taken; /* u32 [NMK_COLUMNS][NMK_MASK_WORDS]: masks of this step */
     unsigned long long hang; /* struct nmk_hang [NMK_SMS][NMK_ROLES] in mapped host memory: a role's first wait for a counter */
     unsigned long long abort; /* u32: the word of a wait that was given up */
