@@ -18,6 +18,14 @@
 -- Order comes from clocks over (SM, role) threads; hb.lua says what is ordered inside an SM. The two store warps of an
 -- SM run apart, so one's program order proves nothing about the other's stores.
 --
+-- Data that tells that it is there (`posts`, `awaits`; schedule.exchange: validated) needs no order, but four things of
+-- the lists: each word is written once a step, by somebody who comes before in the graph; all that read it look; the
+-- reader, or somebody it knows of, waits for the writer's counter, so that nobody looks for what his looking holds up.
+-- (It may look a little before the counter is full: what it looks for is what it would wait for.) And the signals of a
+-- node that writes nothing else, the waits of one that uses nothing else, order nothing else (op.relaxed, op.hinted);
+-- to the clocks by which all other accesses go they tell nothing. A launch ends before the next begins, so of the
+-- two copies each step's is as the step before left it.
+--
 -- Claimed work (`claim`): any SM's task may write any unit, so who reads or overwrites one is ordered after all tasks
 -- of the node, and before them who must be. That holds however units come to SMs (schedule.claim: static, tail, queue),
 -- so the proof is one for all three. That every SM's task is there, with its own rank and the node's ticket, is proved
@@ -28,7 +36,8 @@
 -- a claimed region to exactly one SM (ticket words are no buffers; refvm sees to it in every step, for the units that
 -- the step has), that the barriers between the roles of a block order what hb.lua takes from them, that optional tasks
 -- sleep in all SMs or in none, that nobody reads what only a sleeping task would have written, and that spin bounds are
--- long enough. `eased` needs no proof: it changes when data comes, not what is ordered.
+-- long enough; that who posts a word leaves it absent in the other copy, and never stores that value. `eased` needs no
+-- proof: it changes when data comes, not what is ordered.
 local encode = require("encode")
 local hb = require("hb")
 local ops = require("ops")
@@ -82,6 +91,7 @@ end
 local function digest(g, op, shared)
   local d = hb.roles_of(op)
   d.accesses, d.registers, d.local_readers, d.arrivals = {}, {}, {}, op.arrivals
+  d.relaxed = op.relaxed
   d.stays = op.tile == "every"                          -- all that it writes stays on the SM
   local ambient = { sm = "sm", sms = g.sms, columns = g.columns }
   local function resolve(name)
@@ -95,6 +105,7 @@ local function digest(g, op, shared)
       if r.global then
         d.accesses[#d.accesses + 1] = {
           name = r.name, role = hb.role_of(op, r.role), writes = writes, claim = r.claim, adds = r.adds,
+          posted = r.posted,
           word = op.word[r.name] + 1,
           region = region.compile(r, "w, b, sm", resolve),
         }

@@ -67,6 +67,31 @@ local function claim_units(g)
   return most
 end
 
+-- buffer.posted: all that write it post it, and all that read it await it. Or none does: ops have no third way.
+local function mark_posted(g, diag)
+  local other = {}                                      -- [buffer] = an op that does not
+  for _, node in ipairs(g.nodes) do
+    for _, way in ipairs({ "reads", "writes" }) do
+      for _, region in ipairs(node.spec[way]) do
+        local buffer = region.global and g.buffer[node.bind[region.name]]
+        if buffer and region.posted then
+          buffer.posted = buffer.posted or node.spec
+        elseif buffer then
+          other[buffer] = other[buffer] or node.spec
+        end
+      end
+    end
+  end
+  for _, buffer in ipairs(g.buffers) do
+    if buffer.posted and other[buffer] then
+      diag:error({ file = other[buffer].file, line = 1, col = 1 }, "schedule.exchange validated: %s uses buffer %s " ..
+        "as %s does not, which posts or awaits its words: expected `posts = true` of who writes it, `awaits = true` " ..
+        "of who reads it", other[buffer].name, buffer.name, buffer.posted.name)
+    end
+    buffer.posted = buffer.posted ~= nil
+  end
+end
+
 -- An op's parameters; nil where the family lacks a value and nobody uses the op.
 local function op_params(op, values, inserted, used, diag)
   local params, pos = {}, { file = op.file, line = 1, col = 1 }
@@ -120,8 +145,9 @@ end
 --- Requires: a checked model and the registry of ops. Leaves: the graph; mistakes in diag.
 function M.build(model, registry, diag)
   local family, shape, schedule = model.family_module, model.shape, model.schedule
-  local reuse = schedule.reuse_buffers
-  ops.settle(registry, schedule.claim)
+  local validated = schedule.exchange == "validated"
+  local reuse = schedule.reuse_buffers and not validated
+  ops.settle(registry, schedule.claim, schedule.exchange)
   local layers = shape.layers
   local g = {
     model = model, registry = registry, nodes = {}, buffers = {}, buffer = {}, params = {},
@@ -224,6 +250,8 @@ function M.build(model, registry, diag)
     if rank[a.base] ~= rank[b.base] and reuse then return rank[a.base] < rank[b.base] end
     return a.order < b.order
   end)
+
+  if validated then mark_posted(g, diag) end
 
   local used = {}
   for _, node in ipairs(g.nodes) do used[node.op] = true end

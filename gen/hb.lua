@@ -196,7 +196,7 @@ end
 function M.roles_of(op)
   local r = {
     roles = {}, wait = M.role_of(op, op.wait), signal = op.signal and M.role_of(op, op.signal),
-    compute = op.roles.compute, load_feeds = load_feeds(op), store_follows = store_follows(op),
+    compute = op.roles.compute, hinted = op.hinted, load_feeds = load_feeds(op), store_follows = store_follows(op),
   }
   -- A store that does not follow compute of every task still follows what compute did.
   r.also = op.roles.compute and op.signal == "store" and not r.store_follows and M.ROLE.store or nil
@@ -204,6 +204,15 @@ function M.roles_of(op)
     if op.roles[name] then r.roles[#r.roles + 1] = M.role_of(op, name) end
   end
   return r
+end
+
+--- Whether the step has signals or waits that order nothing.
+function M.any_relaxed(g)
+  for name in pairs(g.used) do
+    local op = g.registry.by_name[name]
+    if op.relaxed or op.hinted then return true end
+  end
+  return false
 end
 
 -- Groups: the accesses of one node to one buffer by one role, one member per task.

@@ -1,7 +1,9 @@
 -- Where everything lives: activation buffers in one arena, weight arrays in another.
 --
 -- Activation buffers never share memory over time, so an offset names a buffer; descriptors hold it in units of
--- 128 bytes. Weight offsets are in KiB. An array is [layer][expert][row tile], a row tile 16 rows of the padded width:
+-- 128 bytes. Behind the others lie those whose words tell that they are there (exchange), twice: a step uses the copy
+-- of its parity, and offsets are of the first. Weight offsets are in KiB. An array is [layer][expert][row tile], a row
+-- tile 16 rows of the padded width:
 --
 --   array.kib        start of the array        array.layer_kib   from one layer to the next
 --   array.expert_kib one expert's matrix       array.tile_kib    one row tile (0 for a vector)
@@ -31,15 +33,23 @@ local function place_array(array, kib)
   return kib + array.layer_kib * array.layers
 end
 
---- Requires: the graph. Leaves: buffer.offset128, g.arena_bytes, the arrays' places, g.weights_kib, and in every node's
---- fields its weight offsets and buffer offsets.
+--- Requires: the graph. Leaves: buffer.offset128, g.arena_bytes, g.exchange_at and g.exchange_bytes (of one copy), the
+--- arrays' places, g.weights_kib, and in every node's fields its weight offsets and buffer offsets.
 function M.assign(g)
   local at = 0
-  for _, buffer in ipairs(g.buffers) do
-    buffer.offset128 = at // M.UNIT
-    at = at + round_up(buffer.bytes, M.UNIT)
+  local function place(posted)
+    for _, buffer in ipairs(g.buffers) do
+      if (buffer.posted or false) == posted then
+        buffer.offset128 = at // M.UNIT
+        at = at + round_up(buffer.bytes, M.UNIT)
+      end
+    end
   end
-  g.arena_bytes = at
+  place(false)
+  g.exchange_at = at
+  place(true)
+  g.exchange_bytes = at - g.exchange_at
+  g.arena_bytes = at + g.exchange_bytes
 
   local kib = 0
   for _, array in ipairs(g.arrays) do kib = place_array(array, kib) end

@@ -13,9 +13,13 @@
 --                            atomic additions of integers, so that tasks of a node may share units: their order
 --                            changes nothing. wide: what a region on the SM is where a step has more columns than an
 --                            MMA, lo .. hi of a global buffer
+--                            posts: its words are written so that they tell that they are there; awaits: its words
+--                            are read so that it is seen whether they are. posted: the schedule has it so
 --   op.roles[role]           true where the role has work; op.supplied[role] the pipeline that does it
 --   op.sections[role]        the device code; op.variants[role][target] is the code that takes its place on one target,
 --                            "" being the section itself
+--   op.relaxed               its signals order nothing, because all that it writes is posted
+--   op.hinted                its waits are hints, because all that it uses is posted
 --   op.claim                 "queue": the op's units come to SMs at run time; nil: each task's regions are its own.
 --                            What the table says is op.may_claim; "schedule": as schedule.claim has it, see M.settle
 --   op.optional              its tasks run only in launches where a column wants them (Helper::awake), all or none;
@@ -275,7 +279,7 @@ end
 
 local REGION = {
   [1] = "string", [2] = "string", role = "string", scope = "string", launch = "string", claim = "boolean",
-  adds = "boolean", wide = "table",
+  adds = "boolean", wide = "table", posts = "boolean", awaits = "boolean",
   lo = "string", hi = "string", step = "string",
 }
 
@@ -298,7 +302,7 @@ function File:read_region(what, entry, known, op)
   local in_step = not entry.scope and not entry.launch
   local dealt = not entry.claim or op.claim == "schedule"
   self:check_keys(what, entry, REGION, in_step and dealt and { "role", "lo", "hi" } or { "role" })
-  for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "lo", "hi", "step" }) do
+  for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "posts", "awaits", "lo", "hi", "step" }) do
     region[key] = entry[key]
   end
   region.may_claim = region.claim
@@ -335,6 +339,12 @@ function File:read_region(what, entry, known, op)
     end
     if region.adds and reads then
       self:error(region.pos, "%s: only what is written can be added to", what)
+    end
+    if reads and region.posts or not reads and region.awaits then
+      self:error(region.pos, "%s: what is written is posted, what is read awaited", what)
+    end
+    if region.posts and region.adds then
+      self:error(region.pos, "%s: what is added to does not tell that it is there", what)
     end
     if not reads and region.role and not M.SIGNALS[region.role] then
       self:error(region.pos, "%s: only %s may write global memory", what, table.concat(keys_of(M.SIGNALS), " or "))
@@ -707,6 +717,9 @@ function File:read()
   for _, way in ipairs({ "reads", "writes" }) do
     op[way] = self:read_regions(way, raw[way], known, op)
   end
+  for _, region in ipairs(op.optional and op.writes or {}) do
+    if region.posts then self:error(region.pos, "writes '%s': who may sleep cannot post it", region.name) end
+  end
   if raw.tile then
     self:check_tile(op, taken)
   end
@@ -725,8 +738,20 @@ function M.parse(name, text, diag, read_file, wide)
 end
 
 --- Decides whether ops claim whose tables leave it to the schedule. claim: schedule.claim of the model.
-function M.settle(registry, claim)
+function M.settle(registry, claim, exchange)
   for _, op in ipairs(registry.list) do
+    local writes, posted, others = 0, 0, 0
+    for _, way in ipairs({ op.reads, op.writes }) do
+      for _, region in ipairs(way) do
+        region.posted = exchange == "validated" and (region.posts or region.awaits) or false
+        if way == op.writes and region.global then
+          writes, posted = writes + 1, posted + (region.posted and 1 or 0)
+        end
+        if region.global and not region.posted then others = others + 1 end
+      end
+    end
+    op.relaxed = writes > 0 and posted == writes
+    op.hinted = exchange == "validated" and others == 0
     if op.may_claim == "schedule" then
       op.claim = claim[op.claim_key] ~= "static" and "queue" or nil
       for _, region in ipairs(op.writes) do region.claim = region.may_claim and op.claim ~= nil end

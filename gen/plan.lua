@@ -287,7 +287,8 @@ function M.text(g, stats)
   w:line("")
   w:line("%s on %s: %d layers, %d SMs, %d column%s, ring of %d stages, %s", model.name, model.target.name,
     model.shape.layers, g.sms, g.columns, g.columns == 1 and "" or "s", model.schedule.ring_stages,
-    model.schedule.reuse_buffers and "layers share buffers" or "every layer has its own buffers")
+    model.schedule.exchange == "validated" and "every layer has its own buffers, whose words tell that they are there"
+    or model.schedule.reuse_buffers and "layers share buffers" or "every layer has its own buffers")
   schedule(w, model)
   lists(w, g, stats)
   traffic(w, g)

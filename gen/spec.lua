@@ -52,11 +52,16 @@ local SCHEDULE = {
     doc = "depth of the weight ring, 16 KiB a stage; less by default where a wide residual leaves no room" },
   { "in_flight", "ints", min = 1, max = abi.MOST_RING_STAGES, default = { 3, 3, 3, 3, 4, 4, 4, 4 },
     doc = "most stages in flight for 1, 2, ... live columns; the last for all that follow" },
+  { "l2_stages", "int", min = 0, max = 64, default = 0,
+    doc = "stages that the L2 takes while the ring is full, where no fences wait for them: of exchange validated" },
   { "order", "order", doc = "waves of a layer, as they are dealt" },
   { "placement", "map", keys = PLACEMENT, default = {}, doc = "how tasks are given to SMs" },
   { "split", "map", keys = SPLIT, default = {}, doc = "how attention cuts a row's pages into chunks" },
   { "claim", "map", keys = CLAIM, default = {}, doc = "what is dealt to SMs by number, and what is claimed by ticket" },
   { "reuse_buffers", "bool", default = true, doc = "layers share activation buffers; false keeps all" },
+  { "exchange", "word", choices = { "fenced", "validated" }, default = "fenced",
+    doc = "how SMs know that others' data is there: by counters, as always where a step has more than 8 columns, or " ..
+      "by its words, in buffers of each layer" },
 }
 
 local INSERT = {
@@ -388,6 +393,9 @@ function M.load(path, diag, opts)
   for i = in_flight and #in_flight + 1 or 1, in_flight and model.schedule.columns or 0 do
     in_flight[i] = in_flight[i - 1]             -- the last of eight stands for all that follow
   end
+  local keys = model.schedule
+  if keys and (keys.columns or 0) > 8 then keys.exchange = "fenced" end
+  if keys and keys.exchange == "fenced" then keys.l2_stages = 0 end
   if not family then return model end
   local complete = diag:count() == 0
   check_rules(model, reader, family, complete, diag)

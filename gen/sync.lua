@@ -5,6 +5,11 @@
 -- no counter of its own, of the earliest later node that knows. A wait is always for all arrivals of a counter: a
 -- partial count does not say who arrived. The passes of one wave signal one counter, that of the last pass.
 --
+-- With schedule.exchange: validated there are nodes whose signals order nothing (op.relaxed): what they write tells by
+-- itself that it is there. So there are two sets of clocks. The hints learn from every counter: by them who reads such
+-- data waits, so that it hardly ever looks in vain, and nobody looks for what has yet to be begun. The others learn
+-- from counters that order, and all other buffers go by them.
+--
 -- What orders work without a counter: program order of a role, load before compute before store of one task as far as
 -- hb.lua says, and the SM-local route data (word `local`), which a reading role waits for. The two store warps of an SM
 -- run on their own, so their program order does not order stores of one task before those of the next.
@@ -38,7 +43,8 @@ local function digest(g, op, shared)
       if r.global then
         d.accesses[#d.accesses + 1] = {
           name = r.name, role_name = r.role, role = hb.role_of(op, r.role), writes = way == "writes", claim = r.claim,
-          adds = r.adds, covered = COVERS[op.wait][r.role] or false, region = region.compile(r, "f, sm", resolve),
+          adds = r.adds, posted = r.posted, covered = COVERS[op.wait][r.role] or false,
+          region = region.compile(r, "f, sm", resolve),
         }
       elseif r.scope == "sm" and shared[r.name] then
         if way == "writes" then
@@ -55,10 +61,22 @@ end
 local Sync = {}
 Sync.__index = Sync
 
+-- The clocks that an access goes by.
+function Sync:clocks_of(access) return access.posted and self.hints or self.clocks end
+
+-- A node's counter as each set of clocks sees it.
+function Sync:new_counters(op)
+  local counters = {}
+  for s, clocks in ipairs(self.sets) do
+    counters[s] = (clocks == self.hints or not op.relaxed) and clocks:new_counter() or false
+  end
+  return counters
+end
+
 -- True where a member of the group, of those `unknown`, touches what the task's access touches and the access is not
 -- ordered after it by the own SM's clocks either.
 function Sync:conflicts(group, unknown, access, task, wait)
-  local sm, own = task.sm, self.clocks.own
+  local sm, own = task.sm, self:clocks_of(access).own
   local sms, los, his, steps = group.sm, group.lo, group.hi, group.step
   local lo, hi, step = access.region(task.fields, sm)
   for i = 1, #unknown do
@@ -90,10 +108,11 @@ end
 
 -- The latest earlier group that an access of the task must come after and, as things stand, does not.
 function Sync:missing(node, task, d)
-  local clocks, sm, latest = self.clocks, task.sm, nil
-  local bases = clocks.base
+  local sm, latest, posted = task.sm, nil, nil
   for a = 1, #d.accesses do
     local access = d.accesses[a]
+    local clocks = self:clocks_of(access)
+    local bases = clocks.base
     local wait = access.covered and d.wait or access.role
     local base = bases[sm * ROLES + access.role]
     if wait ~= access.role then
@@ -109,19 +128,20 @@ function Sync:missing(node, task, d)
           self:fail(node.spec, "%s on SM %d: role %s uses %s after %s, but the op waits in role %s", node.name, sm,
             access.role_name, access.name, group.node.name, node.spec.wait)
         else
-          latest = group
+          latest, posted = group, access.posted
         end
       end
     end
   end
-  return latest
+  return latest, posted
 end
 
--- The counter to wait for so that the group's accesses are known to be over: the earliest node that says so.
-function Sync:counter_for(group, before)
+-- The counter to wait for so that the group's accesses are known to be over: the earliest node that says so. bases:
+-- what counters tell, as it is to be known.
+function Sync:counter_for(group, before, bases)
   if group.source then return group.source end
   for id = group.node.id, before.id - 1 do
-    local base = self.counter_base[id]
+    local base = bases[id]
     if base and #hb.unknown(group, base) == 0 then
       group.source = self.g.nodes[id]
       return group.source
@@ -146,12 +166,12 @@ end
 
 -- Adds to the task the waits it needs.
 function Sync:add_waits(node, task, d)
-  local clocks, sm, wait = self.clocks, task.sm, d.wait
+  local sm, wait = task.sm, d.wait
   local waits = NO_WAITS
   while true do
-    local latest = self:missing(node, task, d)
+    local latest, posted = self:missing(node, task, d)
     if not latest then break end
-    local source = self:counter_for(latest, node)
+    local source = self:counter_for(latest, node, posted and self.hints.told or self.clocks.told)
     if not source then
       self:fail(node.spec, "%s on SM %d must come after %s, and no counter says when that is over", node.name, sm,
         latest.node.name)
@@ -164,15 +184,18 @@ function Sync:add_waits(node, task, d)
     end
     local more = self:wait_for(source)
     waits = waits[1] and { waits[1], more } or more.alone
-    clocks:learn_base(sm, wait, self.counter_base[source.id])
+    for _, clocks in ipairs(self.sets) do
+      local learns = clocks.told[source.id] and (clocks == self.hints or not d.hinted)
+      if learns then clocks:learn_base(sm, wait, clocks.told[source.id]) end
+    end
   end
   task.waits = waits
 end
 
 -- The clocks of one task's roles, in the order in which they run; waits are added on the way. i: the task's number in
 -- the node.
-function Sync:visit(node, task, d, counter, i)
-  local clocks, sm = self.clocks, task.sm
+function Sync:visit(node, task, d, counters, i)
+  local sets, sm = self.sets, task.sm
   local time = self.time[sm] + 1
   self.time[sm] = time
   local instances = self.instances[sm]
@@ -186,15 +209,23 @@ function Sync:visit(node, task, d, counter, i)
       task["local"] = #instances - 1
     end
   end
-  for k = 1, #d.roles do clocks:enter(sm, d.roles[k], time) end
-  for k = 1, #instances > 0 and #d.local_readers or 0 do
-    clocks:recall(sm, d.local_readers[k], instances[#instances])
+  for s = 1, #sets do
+    local clocks = sets[s]
+    for k = 1, #d.roles do clocks:enter(sm, d.roles[k], time) end
+    for k = 1, #instances > 0 and #d.local_readers or 0 do
+      clocks:recall(sm, d.local_readers[k], instances[#instances][s])
+    end
+    if d.load_feeds then clocks:learn(sm, d.compute and ROLE.compute or STORE, ROLE.load) end
   end
-  if d.load_feeds then clocks:learn(sm, d.compute and ROLE.compute or STORE, ROLE.load) end
   self:add_waits(node, task, d)
-  if d.store_follows then clocks:learn(sm, STORE, ROLE.compute) end
-  if d.local_writer then instances[#instances + 1] = clocks:remember(sm, d.local_writer) end
-  if counter then clocks:arrive(counter, sm, d.signal) end
+  local memories = d.local_writer and {}
+  for s = 1, #sets do
+    local clocks = sets[s]
+    if d.store_follows then clocks:learn(sm, STORE, ROLE.compute) end
+    if memories then memories[s] = clocks:remember(sm, d.local_writer) end
+    if counters and counters[s] then clocks:arrive(counters[s], sm, d.signal) end
+  end
+  if memories then instances[#instances + 1] = memories end
   self.node_sms[i], self.node_times[i] = sm, time
   for a = 1, #d.accesses do
     local access = d.accesses[a]
@@ -222,12 +253,14 @@ function Sync:visit_node(node)
     access.history, access.open, access.units = self.history[node.bind[access.name]] or {}, {}, 0
   end
   local last = node.last_pass
-  local counter = d.signal and (self.open[last] or self.clocks:new_counter())
-  self.open[last] = node ~= last and counter or nil
-  for i, task in ipairs(tasks) do self:visit(node, task, d, counter, i) end
-  if counter then
+  local counters = d.signal and (self.open[last] or self:new_counters(node.spec))
+  self.open[last] = node ~= last and counters or nil
+  for i, task in ipairs(tasks) do self:visit(node, task, d, counters, i) end
+  if counters then
     self.arrivals[last] = (self.arrivals[last] or 0) + #tasks * node.spec.arrivals
-    if node == last and self.arrivals[last] > 0 then self.counter_base[node.id] = self.clocks:close(counter) end
+    for s, clocks in ipairs(node == last and self.arrivals[last] > 0 and self.sets or {}) do
+      if counters[s] then clocks.told[node.id] = clocks:close(counters[s]) end
+    end
   end
   for _, access in ipairs(d.accesses) do
     local actual = node.bind[access.name]
@@ -252,9 +285,8 @@ end
 --- of the nodes that are waited for (0-based, in wave order), task["local"], g.counters.
 function M.run(g, diag)
   local self = setmetatable({
-    g = g, diag = diag, clocks = hb.new(g.sms), digests = {},
+    g = g, diag = diag, hints = hb.new(g.sms), digests = {},
     history = {},               -- [buffer] = groups since it was last written as a whole
-    counter_base = {},          -- [node id] = what who waits for the node's counter learns
     time = {},                  -- [sm] = tasks so far
     waits = {},                 -- [node] = the wait for its counter
     instances = {},             -- [sm] = what the writer of each instance of SM-local data knew
@@ -262,6 +294,10 @@ function M.run(g, diag)
     arrivals = {},              -- [last pass] = what the counter of its passes gets
     units = {},                 -- [last pass][access] = units that its passes have touched
   }, Sync)
+  -- of each set, told[node id] = what who waits for the node's counter learns
+  self.clocks = hb.any_relaxed(g) and hb.new(g.sms) or self.hints
+  self.sets = self.clocks == self.hints and { self.hints } or { self.hints, self.clocks }
+  for _, clocks in ipairs(self.sets) do clocks.told = {} end
   local shared = ops.shared_buffers(g.registry)
   for _, op in ipairs(g.registry.list) do
     if g.used[op.name] then self.digests[op.name] = digest(g, op, shared) end

@@ -196,10 +196,26 @@ static int open_lists(nmk_engine *g, nmk_err *e) {
 static uint64_t counters_bytes(const nmk_engine *g) { return (uint64_t)g->variant->counters * LINE_BYTES; }
 static uint64_t tickets_bytes(const nmk_engine *g) { return (uint64_t)g->generation->tickets * 2 * LINE_BYTES; }
 
+/* No word of the buffers whose words tell that they are there is there. */
+static int clear_exchange(nmk_engine *g, nmk_err *e) {
+    enum { AT_ONCE = 1 << 18 };
+    const uint64_t from = g->params.arena + g->variant->exchange_at, bytes = 2 * g->variant->exchange_bytes;
+    if (bytes == 0) return 0;
+    uint32_t *absent = xmalloc(AT_ONCE * sizeof *absent);
+    int rc = 0;
+    for (int i = 0; i < AT_ONCE; i++) absent[i] = NMK_ABSENT;
+    for (uint64_t at = 0; at < bytes && rc == 0; at += AT_ONCE * sizeof *absent) {
+        const uint64_t left = bytes - at, part = left < AT_ONCE * sizeof *absent ? left : AT_ONCE * sizeof *absent;
+        rc = g->machine->calls->write(g->machine, from + at, absent, part, e);
+    }
+    free(absent);
+    return rc;
+}
+
 static int open_state(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_params *p = &g->params;
-    if (m->calls->alloc(m, &p->arena, g->variant->arena_bytes, "activations", e)) return -1;
+    if (m->calls->alloc(m, &p->arena, g->variant->arena_bytes, "activations", e) || clear_exchange(g, e)) return -1;
     if (m->calls->alloc(m, &p->control, g->generation->control_bytes, "control block", e)) return -1;
     if (m->calls->alloc(m, &p->adjust, sizeof(nmk_adjust) * NMK_VOCAB * (uint64_t)g->rows, "adjustments of logits", e))
         return -1;
@@ -536,8 +552,8 @@ int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_params *p = &g->params;
     if (m->calls->wait_all(m, e) || m->calls->fill(m, p->counters, 0, counters_bytes(g), e) ||
-        m->calls->fill(m, p->tickets, 0, tickets_bytes(g), e) || m->calls->fill(m, p->abort, 0, LINE_BYTES, e) ||
-        m->calls->wait_all(m, e))
+        m->calls->fill(m, p->tickets, 0, tickets_bytes(g), e) || clear_exchange(g, e) ||
+        m->calls->fill(m, p->abort, 0, LINE_BYTES, e) || m->calls->wait_all(m, e))
         return -1;
     memset((void *)(uintptr_t)m->hang, 0, sizeof *m->hang * NMK_HANGS);
     pthread_mutex_lock(&g->mask_lock);
@@ -826,6 +842,8 @@ static int buffer_part(const nmk_engine *g, const char *name, uint64_t offset, u
         return nmk_fail(e, "buffer %s has %lld bytes: no %llu at %llu", name, (long long)b->bytes,
                         (unsigned long long)bytes, (unsigned long long)offset);
     *address = g->params.arena + (uint64_t)b->offset128 * 128 + offset;
+    if ((uint64_t)b->offset128 * 128 >= g->variant->exchange_at && g->params.epoch & 1)
+        *address += g->variant->exchange_bytes; /* the last step's copy */
     return 0;
 }
 
@@ -842,11 +860,16 @@ int nmk_engine_write(nmk_engine *g, const char *buffer, const void *src, uint64_
 }
 
 int nmk_engine_read_arena(nmk_engine *g, void *dst, nmk_err *e) {
-    return g->machine->calls->read(g->machine, dst, g->params.arena, g->variant->arena_bytes, e);
+    const nmk_variant *v = g->variant;
+    if (g->machine->calls->read(g->machine, dst, g->params.arena, v->arena_bytes, e)) return -1;
+    uint8_t *first = (uint8_t *)dst + v->exchange_at;
+    if (g->params.epoch & 1) memcpy(first, first + v->exchange_bytes, v->exchange_bytes);
+    memset(first + v->exchange_bytes, 0xff, v->exchange_bytes);
+    return 0;
 }
 
 int nmk_engine_poison(nmk_engine *g, int byte, nmk_err *e) {
-    return g->machine->calls->fill(g->machine, g->params.arena, byte, g->variant->arena_bytes, e);
+    return g->machine->calls->fill(g->machine, g->params.arena, byte, g->variant->exchange_at, e);
 }
 
 int nmk_engine_random_kv(nmk_engine *g, uint64_t seed, nmk_err *e) {

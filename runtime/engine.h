@@ -99,8 +99,11 @@ const nmk_buffer *nmk_engine_buffer(const nmk_engine *engine, const char *name);
 int nmk_engine_read(nmk_engine *engine, const char *buffer, void *dst, uint64_t offset, uint64_t bytes, nmk_err *e);
 int nmk_engine_write(nmk_engine *engine, const char *buffer, const void *src, uint64_t offset, uint64_t bytes,
                      nmk_err *e);
-int nmk_engine_read_arena(nmk_engine *engine, void *dst, nmk_err *e); /* variant->arena_bytes */
-int nmk_engine_poison(nmk_engine *engine, int byte, nmk_err *e);      /* the whole arena; 0xff: NaN as f32 and bf16 */
+int nmk_engine_read_arena(
+    nmk_engine *engine, void *dst,
+    nmk_err *e); /* variant->arena_bytes; with the last step's copy of what has two in the first's place */
+int nmk_engine_poison(nmk_engine *engine, int byte,
+                      nmk_err *e); /* the arena, but what tells that it is there; 0xff: NaN as f32 and bf16 */
 int nmk_engine_random_kv(nmk_engine *engine, uint64_t seed, nmk_err *e);
 
 /* ---- knobs ---- */

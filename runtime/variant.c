@@ -10,7 +10,7 @@
 #include "nmk.h"
 #include "util.h"
 
-enum { VERSION = 1, MOST_BYTES = 256 << 20, NAME_BYTES = 64, MOST = 1 << 20 };
+enum { VERSION = 2, MOST_BYTES = 256 << 20, NAME_BYTES = 64, MOST = 1 << 20 };
 
 uint64_t nmk_kernel_hash(const char *text) {
     static const char mark[] = "#define NMK_HASH ";
@@ -180,7 +180,7 @@ static const nmk_generation *generation_of(uint64_t abi) {
 static int read_lists(reader *r, nmk_variant *v, const nmk_generation **generation, uint64_t *kernel) {
     char text[64];
     uint64_t abi, words, head, begin;
-    int64_t arena, split[4], in_flight[NMK_ROWS];
+    int64_t arena, exchange_at, exchange, split[4], in_flight[NMK_ROWS];
     const char *start = r->at;
     if (!next(r, "nmk-lists", text, sizeof text)) return -1;
     if (strtol(text, NULL, 10) != VERSION)
@@ -196,10 +196,13 @@ static int read_lists(reader *r, nmk_variant *v, const nmk_generation **generati
     if (hash(r, "hash", &v->hash) || hash(r, "kernel", kernel) || hash(r, "words_hash", &words) ||
         number(r, "max_tasks", 1, NMK_HANG_TASK_MASK + 1, &v->max_tasks) ||
         number(r, "counters", 0, MOST, &v->counters) || number(r, "ring_stages", 1, 64, &v->ring_stages) ||
-        numbers(r, "arena_bytes", 1, 1, INT64_MAX, &arena) || number(r, "part_slots", 0, MOST, &v->part_slots) ||
-        numbers(r, "split", 4, 1, MOST, split) || numbers(r, "in_flight", columns, 1, v->ring_stages, in_flight))
+        numbers(r, "arena_bytes", 1, 1, INT64_MAX, &arena) || numbers(r, "exchange_at", 1, 0, arena, &exchange_at) ||
+        numbers(r, "exchange_bytes", 1, 0, (arena - exchange_at) / 2, &exchange) ||
+        number(r, "part_slots", 0, MOST, &v->part_slots) || numbers(r, "split", 4, 1, MOST, split) ||
+        numbers(r, "in_flight", columns, 1, v->ring_stages, in_flight))
         return -1;
     v->arena_bytes = (uint64_t)arena;
+    v->exchange_at = (uint64_t)exchange_at, v->exchange_bytes = (uint64_t)exchange;
     v->chunks_min = (int)split[0], v->chunks_max = (int)split[1];
     v->pages_per_chunk = (int)split[2], v->pages_per_long_chunk = (int)split[3];
     int *stages = xcalloc((size_t)columns, sizeof *stages);

@@ -21,7 +21,8 @@ typedef struct nmk_variant {
     int chunks_min, chunks_max, pages_per_chunk, pages_per_long_chunk; /* how attention cuts a row's pages */
     const int *in_flight;                                              /* [columns] by live columns - 1 */
     uint64_t arena_bytes;
-    int buffer_count; /* of a folder's */
+    uint64_t exchange_at, exchange_bytes; /* of data that tells that it is there: of its first copy, two to the end */
+    int buffer_count;                     /* of a folder's */
     const nmk_buffer *buffers;
     int node_count;
     const nmk_node *nodes;

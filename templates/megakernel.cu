@@ -93,6 +93,11 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             if (s.flags[n] & NMK_COLUMN_FILTERS) filters |= (Mask)1 << n;
         }
 
+    if (POSTED) {
+        if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
+        __syncthreads();
+    }
+
     if (warp >= WARPS_COMPUTE) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
         if (warp == WARPS_COMPUTE) { /* ------------------------------------------------ producer */
@@ -113,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
                 if (op == 0) break;
                 c.ease(EASED >> op & 1);
 //@slot dispatch load
-                c.stream(c.run, c.stages, c.stage_bytes);
+                if (NMK_L2_STAGES > 0) c.stream_ahead(c.run, c.stages, c.stage_bytes);
+                else c.stream(c.run, c.stages, c.stage_bytes);
                 c.stages = 0;
             }
             /* no copy may land in a block that has left */

@@ -43,6 +43,7 @@ constexpr bool EVERY_LANE_ARRIVES = true;
 #else
 constexpr bool EVERY_LANE_ARRIVES = false;
 #endif
+constexpr u32 L2_PACE = 600; /* clocks from one stage for L2 to the next: little faster than memory, see stream_ahead */
 constexpr int ARRIVALS = EVERY_LANE_ARRIVES ? 32 : 1; /* at an mbarrier, by a warp */
 
 enum role_id { ROLE_LOAD, ROLE_COMPUTE, ROLE_STORE, ROLE_HELP };
@@ -119,6 +120,12 @@ DEVICE void bulk_copy(u32 dst, const void *src, u32 bytes, u32 bar, u64 policy)
                  ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
 
+/* Global to L2. */
+DEVICE void prefetch(const void *src, u32 bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
+}
+
 DEVICE u32 load_acquire(const u32 *p)
 {
     u32 v;
@@ -147,6 +154,12 @@ DEVICE void add_release(u32 *p)
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
+/* The same without that: of a task whose words tell that they are there. */
+DEVICE void add_relaxed(u32 *p)
+{
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+
 /* What this step wrote is read through L2: L1 is not coherent. */
 DEVICE uint4 load_l2(const void *p) { return __ldcg((const uint4 *)p); }
 
@@ -160,6 +173,70 @@ DEVICE void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory")
 
 /* Until no more than MOST of the lane's groups are under way. */
 template <int MOST> DEVICE void wait_async() { asm volatile("cp.async.wait_group %0;" ::"n"(MOST) : "memory"); }
+
+/* Data that tells that it is there (schedule.exchange: validated).  Each 32-bit word is ABSENT until its one store of
+ * the step, which never stores that: no fence, no acquire.  Of such buffers there are two copies.  A step uses that of
+ * its parity, and who writes a word leaves ABSENT in the other copy's, for the next step: whether the column is live or
+ * not, because the next step does not know which were.  Launches are ordered, so a step's copy is all ABSENT when it
+ * begins.  Words are always stored and loaded as 32 bits, or as vectors of them. */
+constexpr bool POSTED = NMK_EXCHANGE_BYTES > 0;
+constexpr u32 ABSENT = NMK_ABSENT;
+/* Opcodes whose signals order nothing, because all that they store tells that it is there; whose waits are hints,
+ * because of all that they load they see whether it is there.  A hint comes when so many have yet to arrive as make it
+ * likely that the words come while they are looked for: that saves a way to L2 and back. */
+DEVICE constexpr u32 hinted(u32 arrivals) { return arrivals - (arrivals >> 2); }
+//@slot relaxed
+
+/* The number next to it for that zero. */
+DEVICE u32 present(u32 word) { return max((int)word, (int)ABSENT + 1); }
+
+DEVICE void store_word(void *p, u32 v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v)); }
+DEVICE void store_words(void *p, const uint4 &v)
+{
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w));
+}
+
+DEVICE u32 load_word(const void *p)
+{
+    if constexpr (!POSTED) return __ldcg((const u32 *)p);
+    u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
+DEVICE uint4 load_words(const void *p)
+{
+    if constexpr (!POSTED) return __ldcg((const uint4 *)p);
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+DEVICE float4 as_floats(const uint4 &v)
+{
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+}
+DEVICE float load_float(const float *p)
+{
+    if constexpr (!POSTED) return __ldcg(p);
+    return __uint_as_float(load_word(p));
+}
+DEVICE float4 load_floats(const float4 *p)
+{
+    if constexpr (!POSTED) return __ldcg(p);
+    return as_floats(load_words(p));
+}
+DEVICE uint4 as_words(const float4 &v)
+{
+    return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+}
+
+/* ABSENT if one of them is: it is the least integer. */
+DEVICE u32 least(u32 a, u32 b) { return min((int)a, (int)b); }
+DEVICE u32 least(const uint4 &v) { return least(least(v.x, v.y), least(v.z, v.w)); }
+DEVICE u32 least(const float4 &v) { return least(as_words(v)); }
 
 DEVICE void barrier_compute() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
@@ -302,6 +379,7 @@ struct Shared {
     alignas(16) float part_ml[TAGS][16];
     int stage_tag[NMK_RING_STAGES], job_tag[TAGS];
     u32 gone; /* not 0: this block has seen that the step is lost */
+    int only; /* the live column, where there is but one; else -1.  Of schedule.exchange: validated */
 };
 
 constexpr int SHARED_JOBS = NMK_RING_STAGES * NMK_STAGE_BYTES;
@@ -340,6 +418,38 @@ struct Context {
     {
         return (T *)((u8 *)p.arena + (u64)(u32)offset128 * 128);
     }
+    /* Of data that tells that it is there: this step's copy, and from a word in it to that in the other copy. */
+    template <class T> __device__ __forceinline__ T *exchange(int offset128) const
+    {
+        return (T *)((u8 *)buffer<T>(offset128) + (POSTED && p.epoch & 1 ? (u64)NMK_EXCHANGE_BYTES : 0));
+    }
+    template <class T> __device__ __forceinline__ T *other_copy(T *word) const
+    {
+        return (T *)((u8 *)word + (p.epoch & 1 ? -(long long)NMK_EXCHANGE_BYTES : (long long)NMK_EXCHANGE_BYTES));
+    }
+    __device__ __forceinline__ void post(float *to, float v) const
+    {
+        if constexpr (POSTED) store_word(to, present(__float_as_uint(v)));
+        else *to = v;
+    }
+    __device__ __forceinline__ void post(u32 *to, u32 v) const
+    {
+        if constexpr (POSTED) store_word(to, present(v));
+        else *to = v;
+    }
+    __device__ __forceinline__ void post(float4 *to, const float4 &v) const
+    {
+        if constexpr (POSTED) {
+            const uint4 u = as_words(v);
+            store_words(to, make_uint4(present(u.x), present(u.y), present(u.z), present(u.w)));
+        } else {
+            *to = v;
+        }
+    }
+    __device__ __forceinline__ void clear(void *word) const
+    {
+        if constexpr (POSTED) store_word(other_copy((u8 *)word), ABSENT);
+    }
     __device__ __forceinline__ const u8 *weights(int kib) const { return (const u8 *)p.weights + (u64)(u32)kib * 1024; }
     __device__ __forceinline__ const int *desc() const
     {
@@ -347,8 +457,8 @@ struct Context {
     }
     __device__ __forceinline__ bool live(int column) const
     {
-        /* attention with norms of q and k leaves no register for the set */
-        return NMK_QK_NORM ? s.pos[column] >= 0 : columns >> column & 1;
+        /* attention with norms of q and k leaves no register for the set, nor do words that are looked at */
+        return NMK_QK_NORM || POSTED ? s.pos[column] >= 0 : columns >> column & 1;
     }
     /* Whether the global buffers have a place for the column, live or not. */
     static __device__ __forceinline__ bool stored(int column)
@@ -395,17 +505,27 @@ struct Context {
                      : "memory");
     }
 
+    /* Whether the barrier's phase of that parity is over. */
+    __device__ __forceinline__ bool passed(u64 *bar, u32 parity) const
+    {
+        u32 done;
+        asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
+        return done;
+    }
+
     __device__ __forceinline__ bool gone() const { return *(volatile u32 *)&s.gone; }
 
     /* One lane: polls until all arrivals of this step are in.  Where it gives up it leaves a record, the first of this
      * role in this step; the engine makes out which wait held up the others. */
-    __device__ __forceinline__ void wait_counter(int counter, int arrivals)
+    __device__ __forceinline__ void wait_counter(int counter, int arrivals, bool hint)
     {
         const u32 *c = (const u32 *)p.counters + counter * 32;
-        const u32 target = (u32)p.epoch * (u32)arrivals;
+        u32 target = (u32)p.epoch * (u32)arrivals;
+        if (hint) target -= (u32)arrivals - hinted(arrivals);
         u32 n = 0, got, start = 0;
 #pragma unroll 1
-        while ((int)((got = load_acquire(c)) - target) < 0) {
+        while ((int)((got = hint ? load_relaxed(c) : load_acquire(c)) - target) < 0) {
             if (++n & 255) continue;
             u64 ns;
             asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
@@ -446,11 +566,35 @@ struct Context {
         return false;
     }
 
+    /* By a warp: whether one of its lanes has a word that is not there, and should look again.  The counter that the
+     * task waits for hardly ever tells too early, so what counts is that this is bounded: by the number of looks, which
+     * is one register, and a look at L2 takes half a microsecond or more. */
+    __device__ __forceinline__ bool lacks(u32 word, u32 &looks)
+    {
+        if (!__any_sync(~0u, word == ABSENT)) return false;
+        if (++looks & 255) return true;
+        if (__any_sync(~0u, gone())) return false; /* only here: until now the words were worth no register */
+        volatile u32 *abort = (volatile u32 *)p.abort;
+        const u32 lost = __any_sync(~0u, *abort);
+        if (!lost && looks >> 11 < p.patience_ms) return true;
+        if ((threadIdx.x & 31) == 0) {
+            nmk_hang *h = (nmk_hang *)p.hang + (blockIdx.x * 4 + role);
+            const u32 here = 1u << 31 | role << 20 | blockIdx.x << 12 | task;
+            if (*(volatile u32 *)&h->word == 0)
+                asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(h), "r"(here), "r"(desc()[2]),
+                             "r"(0), "r"(0) : "memory");
+            if (!lost) *abort = here;
+            *(volatile u32 *)&s.gone = 1;
+        }
+        __syncwarp();
+        return true;
+    }
+
     /* The waits a descriptor asks for, by one lane. */
     __device__ __forceinline__ void wait_counters(const int *d)
     {
 #pragma unroll 1
-        for (int i = 2; i < 6 && d[i] >= 0; i += 2) wait_counter(d[i], d[i + 1]);
+        for (int i = 2; i < 6 && d[i] >= 0; i += 2) wait_counter(d[i], d[i + 1], HINTED >> d[0] & 1);
     }
 
     /* The same by a warp. */
@@ -476,7 +620,10 @@ struct Context {
     __device__ __forceinline__ void signal(const int *d)
     {
         __syncwarp();
-        if (lane == 0 && d[6] >= 0) add_release((u32 *)p.counters + d[6] * 32);
+        if (lane != 0 || d[6] < 0) return;
+        u32 *counter = (u32 *)p.counters + d[6] * 32;
+        if (RELAXED >> d[0] & 1) add_relaxed(counter);
+        else add_release(counter);
     }
 
     /* The warp has read or written its part of what the barrier guards.  seen: the OR of all words that it loaded, so
@@ -554,6 +701,33 @@ struct Loader : Context {
     {
 #pragma unroll 1
         for (int i = 0; i < count; i++, src += bytes) push(src, bytes, tag);
+    }
+
+    /* Whether a stage may be issued now. */
+    __device__ __forceinline__ bool may_issue()
+    {
+        if (room == 0) {
+            if (!passed(&s.full[landed.index], landed.phase)) return false;
+            room++, landed.advance(p.ring_stages);
+        }
+        return passed(&s.empty[fill.index], fill.phase);
+    }
+
+    /* The same, and while the ring is full those behind go to L2: memory would stand still. */
+    __device__ __forceinline__ void stream_ahead(const u8 *src, int count, u32 bytes)
+    {
+        int ahead = 0; /* stages from src on that are there, or on their way */
+        u32 last = clock();
+#pragma unroll 1
+        for (int i = 0; i < count; i++, src += bytes, ahead = max(ahead - 1, 0)) {
+#pragma unroll 1
+            while (ahead < min(NMK_L2_STAGES, count - i) && !may_issue()) {
+                if (room == 0 || (u32)clock() - last < L2_PACE) continue;
+                prefetch(src + ahead * bytes, bytes);
+                ahead++, last = clock();
+            }
+            push(src, bytes, 0);
+        }
     }
 
     /* The whole task is one run of consecutive stages; the role's loop streams it, one copy for all ops. */
@@ -782,12 +956,39 @@ DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
     in += c.g() * width + c.warp * 64 + 8 * c.t();
     auto fetch = [&](uint4(&d)[2], int s) {
         d[0] = d[1] = make_uint4(0, 0, 0, 0);
-        if (live && s < stages) d[0] = load_l2(in + s * 512), d[1] = load_l2(in + s * 512 + 32);
+        if (live && s < stages) d[0] = load_words(in + s * 512), d[1] = load_words(in + s * 512 + 32);
     };
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) fetch(b[s], s);
+    if constexpr (POSTED) {
+        uint4 a[2][TILES];
+        auto load = [&](uint4(&v)[TILES], Slot at) {
+            c.wait_full(at);
+#pragma unroll
+            for (int k = 0; k < TILES; k++) v[k] = c.tile<TILES>(at, k);
+        };
+        load(a[0], c.slot);
 #pragma unroll 1
-    for (int s0 = 0; s0 < stages; s0 += AHEAD) {
+        for (int s0 = 0; s0 < stages; s0 += AHEAD) {
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                if (s0 + j >= stages) break;
+                u32 looks = 0, seen = 0;
+                Slot ahead = c.slot; /* the last time the same again: a condition costs registers */
+                if (s0 + j + 1 < stages) ahead.advance(c.p.ring_stages);
+                load(a[(j + 1) & 1], ahead);
+#pragma unroll 1
+                while (c.lacks(least(least(b[j][0]), least(b[j][1])), looks)) fetch(b[j], s0 + j);
+                multiply(c.acc[0], odd, a[j & 1], b[j], 0);
+                fetch(b[j], s0 + j + AHEAD);
+#pragma unroll
+                for (int k = 0; k < TILES; k++) seen |= a[j & 1][k].x;
+                c.release(seen);
+            }
+        }
+    }
+#pragma unroll 1
+    for (int s0 = 0; !POSTED && s0 < stages; s0 += AHEAD) {
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
             if (s0 + j >= stages) break;
@@ -819,7 +1020,7 @@ template <int T> DEVICE void row_tile_ragged(Consumer &c, const bf16 *in, int wi
             const int k = 8 * c.t() + (T == 3 ? (c.warp * granules + q) * 32
                                               : q / (T / 2) * (T * 128) + c.warp * (T * 16) + q % (T / 2) * 32);
             d[j] = make_uint4(0, 0, 0, 0);
-            if (live && u < units && k < width) d[j] = load_l2(in + k);
+            if (live && u < units && k < width) d[j] = load_words(in + k);
         }
     };
 #pragma unroll
@@ -829,6 +1030,17 @@ template <int T> DEVICE void row_tile_ragged(Consumer &c, const bf16 *in, int wi
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
             if (u0 + j >= units) break;
+            if constexpr (POSTED) {
+                u32 looks = 0;
+                auto lacks = [&] {
+                    u32 word = 0;
+#pragma unroll
+                    for (int i = 0; i < GRANULES; i++) word = least(word, least(b[j][i]));
+                    return c.lacks(word, looks);
+                };
+#pragma unroll 1
+                while (lacks()) fetch(b[j], u0 + j);
+            }
 #pragma unroll
             for (int s = 0; s < UNIT; s++) {
                 uint4 a[T];

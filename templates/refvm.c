@@ -138,9 +138,18 @@ static inline int active(const struct nmk_vm *vm, int n)
     return vm->control->column[n].pos >= 0;
 }
 
+/* The schedule whose lists these are. */
+static inline const nmk_variant *variant_of(const struct nmk_vm *vm)
+{
+    return vm->variant ? vm->variant : &nmk_built_in;
+}
+
+/* Of a buffer whose words tell that they are there, the step's copy. */
 static inline void *buffer(const struct nmk_vm *vm, int32_t offset128)
 {
-    return vm->arena + (size_t)offset128 * 128;
+    const nmk_variant *v = variant_of(vm);
+    const size_t at = (size_t)offset128 * 128;
+    return vm->arena + at + (at >= v->exchange_at && vm->epoch & 1 ? v->exchange_bytes : 0);
 }
 
 /* Row `row` of matrix `m` of an array of [rows][columns] matrices.  Each begins where its packed form begins, and that
@@ -170,12 +179,6 @@ static int mask_given(const struct nmk_vm *vm, int n)
         else usleep(100);
     }
     return 0;
-}
-
-/* The schedule whose lists these are. */
-static inline const nmk_variant *variant_of(const struct nmk_vm *vm)
-{
-    return vm->variant ? vm->variant : &nmk_built_in;
 }
 
 /* The pages a column sees, and how they are cut.  Depends on the column alone, never on its neighbours, so a row's bits
@@ -770,6 +773,9 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
         s->walk[NMK_SMS + i] = (struct walk){.sm = i, .help = 1, .parked = -1};
     }
     memset(s->claims, 0, sizeof s->claims);
+    /* as the step before leaves it: NaN, whatever is read before it is written */
+    const nmk_variant *v = variant_of(vm);
+    memset(vm->arena + v->exchange_at + (vm->epoch & 1 ? v->exchange_bytes : 0), 0xff, v->exchange_bytes);
     s->awake = 0, vm->filters = 0;
     for (int n = 0; n < NMK_COLUMNS; n++) {
         vm->out[n] = -1;

@@ -52,6 +52,32 @@ function M:ordered(later, earlier, buffer)
   self.stats.pairs = self.stats.pairs + #later.sm * #earlier.sm
 end
 
+-- A buffer whose words tell that they are there: all that use it know, and no word is written twice.
+function M:posted(group, access, history, buffer)
+  if (access.posted or false) ~= (buffer.posted or false) then
+    local why = access.writes and "writes %s, whose words nobody awaits, and posts them" or
+      "reads %s, whose words nobody posts, and awaits them"
+    if buffer.posted then
+      why = access.writes and "writes %s, whose words must tell that they are there, and posts none" or
+        "reads %s, whose words tell that they are there, and does not await them"
+    end
+    self:report("posted" .. group.node.name .. buffer.name, "%s " .. why, group.node.name, buffer.name)
+    return
+  end
+  for _, earlier in ipairs(access.posted and access.writes and history or {}) do
+    for n = 1, earlier.writes and #group.sm or 0 do
+      for m = 1, #earlier.sm do
+        if touch(group, n, earlier, m) then
+          self:report("again" .. group.node.name .. buffer.name, "%s writes %s again, after %s: words that tell " ..
+            "that they are there are written once a step", self:name(group.sm[n], group.time[n]), buffer.name,
+            self:name(earlier.sm[m], earlier.time[m]))
+          return
+        end
+      end
+    end
+  end
+end
+
 -- What each member touches, as its words say.
 function M:find_regions(group, region_of)
   local sms, times, words = group.sm, group.time, self.words
@@ -183,6 +209,7 @@ function M:order_node(plan, histories)
     self:find_regions(group, access.region)
     bounded[a] = self:in_bounds(group, buffer, access.claim)
     if bounded[a] then
+      self:posted(group, access, history, buffer)
       if access.adds or not access.writes then self:all_written(group, history, buffer) end
       for _, earlier in ipairs(history) do
         if access.writes or earlier.writes then self:ordered(group, earlier, buffer) end

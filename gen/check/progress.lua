@@ -28,8 +28,12 @@ function M:check_wait(counter, arrivals, sm, time)
   elseif arrivals < c.arrivals then
     self:report("low" .. counter, "%s waits for only %d of the %d arrivals of %s: a partial wait does not say who " ..
       "arrived", self:name(sm, time), arrivals, c.arrivals, self:counter_name(counter))
-  elseif c.base then
-    self.clocks:learn_base(sm, self.plan_at[sm][time].d.wait, c.base)
+  else
+    local d = self.plan_at[sm][time].d
+    for s, clocks in ipairs(self.sets) do
+      local learns = c.base and c.base[s] and (clocks == self.hints or not d.hinted)
+      if learns then clocks:learn_base(sm, d.wait, c.base[s]) end
+    end
   end
 end
 
@@ -70,7 +74,7 @@ end
 -- Readers of an instance learn what its writer knew. Returns false where the writer comes later in the list: the
 -- producer would keep all that follows from being loaded.
 function M:read_local(plan, state, instance, sm, time)
-  local d, clocks = plan.d, self.clocks
+  local d, clocks, sets = plan.d, self.clocks, self.sets
   local found, older = state.instances[instance], state.instances[instance - 2]
   if not found then
     self:report("ring" .. sm, "the ring blocks: %s waits for instance %d of %s, which no earlier task of the SM writes",
@@ -89,7 +93,7 @@ function M:read_local(plan, state, instance, sm, time)
       self:report("phase" .. plan.node.name, "%s: role %s may take instance %d of %s for instance %d",
         self:name(sm, time), hb.ROLES[role], instance - 2, d.local_name, instance)
     end
-    clocks:recall(sm, role, found.memory)
+    for s = 1, #sets do sets[s]:recall(sm, role, found.memories[s]) end
     local readers = found.readers
     readers[#readers + 1] = role
     readers[#readers + 1] = time
@@ -113,18 +117,21 @@ function M:write_local(plan, state, instance, sm, time)
       end
     end
   end
+  local memories = {}
+  for s, each in ipairs(self.sets) do memories[s] = each:remember(sm, d.local_writer) end
   state.instances[instance] = {
-    node = plan.node, role = d.local_writer, time = time, readers = {}, memory = clocks:remember(sm, d.local_writer),
+    node = plan.node, role = d.local_writer, time = time, readers = {}, memories = memories,
   }
   state.written = instance + 1
 end
 
 -- Notes what the role of each access knows. i: the task's number in the plan.
 function M:note(plan, i, sm)
-  local accesses, groups, clocks = plan.d.accesses, plan.groups, self.clocks
-  local bases, owns, first = clocks.base, clocks.own, sm * ROLES
+  local accesses, groups, first = plan.d.accesses, plan.groups, sm * ROLES
   for a = 1, #accesses do
     local group, role = groups[a], accesses[a].role
+    local clocks = accesses[a].posted and self.hints or self.clocks
+    local bases, owns = clocks.base, clocks.own
     local base, own = bases[first + role], owns[first + role]
     if role == STORE and plan.d.also then
       -- A store that happens comes after its compute, although the signal may not.
@@ -135,22 +142,32 @@ function M:note(plan, i, sm)
   end
 end
 
-function M:arrive(signal, role, sm)
-  local c = self.counters[signal]
-  c.clock = c.clock or self.clocks:new_counter()
-  self.clocks:arrive(c.clock, sm, role)
+function M:arrive(signal, role, sm, relaxed)
+  local c, sets = self.counters[signal], self.sets
+  c.clock = c.clock or {}
+  for s = 1, #sets do
+    local clocks = sets[s]
+    c.clock[s] = c.clock[s] or clocks:new_counter()
+    if relaxed and clocks ~= self.hints then c.orders_nothing = true end
+    clocks:arrive(c.clock[s], sm, role)
+  end
   c.pending = c.pending - 1
   if c.pending > 0 then return end
-  c.base = self.clocks:close(c.clock)
+  c.base = {}
+  for s = 1, #sets do
+    c.base[s] = not (c.orders_nothing and sets[s] ~= self.hints) and sets[s]:close(c.clock[s])
+  end
   for _, waiting in ipairs(c.waiting or {}) do self.ready[#self.ready + 1] = waiting end
 end
 
 -- One task that no counter keeps. Returns false where its SM's ring blocks.
 function M:run_task(plan, words, start, sm, time, state)
-  local d, clocks = plan.d, self.clocks
-  for i = 1, #d.roles do clocks:enter(sm, d.roles[i], time) end
+  local d, sets = plan.d, self.sets
+  for s = 1, #sets do
+    for i = 1, #d.roles do sets[s]:enter(sm, d.roles[i], time) end
+  end
   if #d.local_readers > 0 and not self:read_local(plan, state, words[start + W_LOCAL], sm, time) then return false end
-  if d.load_feeds then clocks:learn(sm, d.compute and COMPUTE or STORE, LOAD) end
+  for s = 1, d.load_feeds and #sets or 0 do sets[s]:learn(sm, d.compute and COMPUTE or STORE, LOAD) end
   local first, second = words[start + W_WAIT_A], words[start + W_WAIT_B]
   if first ~= -1 then self:check_wait(first, words[start + W_ARRIVALS_A], sm, time) end
   if second ~= -1 then
@@ -158,12 +175,12 @@ function M:run_task(plan, words, start, sm, time, state)
     -- Who finds no first wait does not look for a second.
     if first == -1 then self:report("second" .. second, "%s has a second wait but no first", self:name(sm, time)) end
   end
-  if d.store_follows then clocks:learn(sm, STORE, COMPUTE) end
+  for s = 1, d.store_follows and #sets or 0 do sets[s]:learn(sm, STORE, COMPUTE) end
   if #d.registers > 0 then self:use_registers(plan, state, sm, time) end
   if d.local_writer then self:write_local(plan, state, words[start + W_LOCAL], sm, time) end
   self:note(plan, self.index_at[sm][time], sm)
   local signal = words[start + W_SIGNAL]
-  if signal ~= -1 and d.signal then self:arrive(signal, d.signal, sm) end
+  if signal ~= -1 and d.signal then self:arrive(signal, d.signal, sm, d.relaxed) end
   return true
 end
 
@@ -198,7 +215,10 @@ end
 --- Runs all lists. Returns true where all come to their end.
 function M:simulate()
   local sms = self.g.sms
-  self.clocks, self.locals, self.ready = hb.new(sms), {}, {}
+  -- hints: also of counters that order nothing; see check.lua
+  self.hints, self.locals, self.ready = hb.new(sms), {}, {}
+  self.clocks = hb.any_relaxed(self.g) and hb.new(sms) or self.hints
+  self.sets = self.clocks == self.hints and { self.hints } or { self.hints, self.clocks }
   for sm = 0, sms - 1 do
     -- done: tasks run; writer: of registers; instances, written: of the data in shared memory
     self.locals[sm] = { done = 0, writer = {}, instances = {}, written = 0 }

@@ -43,7 +43,17 @@ function M:activation_arena()
       self:report(nil, "activation arena: buffer %s ends at byte %d of %d", buffer.name, from + buffer.bytes,
         g.arena_bytes)
     end
+    local in_exchange = from >= g.exchange_at and from + buffer.bytes <= g.exchange_at + g.exchange_bytes
+    if buffer.posted and not in_exchange then
+      self:report(nil, "activation arena: buffer %s, of which there are two copies, is not in the first", buffer.name)
+    elseif not buffer.posted and from + buffer.bytes > g.exchange_at then
+      self:report(nil, "activation arena: buffer %s is among those of which there are two copies", buffer.name)
+    end
     last = buffer
+  end
+  if g.exchange_at + 2 * g.exchange_bytes > g.arena_bytes then
+    self:report(nil, "activation arena: two copies of %d bytes at byte %d end behind its %d", g.exchange_bytes,
+      g.exchange_at, g.arena_bytes)
   end
 end
 

@@ -189,10 +189,15 @@ local STRUCTS = {
   },
 }
 
+-- A word that is not there yet, of data that tells whether it is (schedule.exchange): the least integer, so that one
+-- minimum finds it among many; a zero, so that a step that is lost goes on with numbers.
+local ABSENT = 0x80000000
+
 -- Constants that the schedule alone decides: a program takes them from runtime/variant.h, not from abi.h, so that it
 -- can run another schedule's lists.  Of all others `nmk_abi_hash` says that two generations have the same.
 local SCHEDULED = {
   MAX_TASKS = true, RING_STAGES = true, SHARED_REST_BYTES = true, COUNTERS = true, ARENA_BYTES = true,
+  EXCHANGE_AT = true, EXCHANGE_BYTES = true, L2_STAGES = true,
   CHUNKS_MAX = true, CHUNKS_MIN = true, PAGES_PER_CHUNK = true, PAGES_PER_LONG_CHUNK = true, MAX_SEGMENTS = true,
   PART_SLOTS = true,
 }
@@ -304,6 +309,7 @@ local function all_constants(model, g, registry)
   add("DESC_WORDS", ops.WORDS)
   add("MAX_TASKS", max_tasks(model, g))
   add("RING_STAGES", model.schedule.ring_stages)
+  add("L2_STAGES", model.schedule.l2_stages)
   add("STAGE_BYTES", M.STAGE_BYTES)
   add("SMEM_BYTES", model.target.smem_bytes_per_block)
   add("SHARED_REST_BYTES", M.shared_rest_bytes(model))
@@ -319,6 +325,9 @@ local function all_constants(model, g, registry)
     add("CLAIM_" .. how:upper(), i - 1)
   end
   add("ARENA_BYTES", g.arena_bytes)
+  add("ABSENT", ABSENT)
+  add("EXCHANGE_AT", g.exchange_at)
+  add("EXCHANGE_BYTES", g.exchange_bytes)
   add("WEIGHTS_KIB", g.weights_kib)
   add("PAGE_TOKENS", M.PAGE_TOKENS)
   local kv_head = 2 * M.PAGE_TOKENS * values.head_dim * 2

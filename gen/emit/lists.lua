@@ -12,7 +12,7 @@ local writer = require("emit.writer")
 
 local M = {}
 
-M.VERSION = 1
+M.VERSION = 2
 
 local PACK = 256                -- words packed by one call
 
@@ -35,7 +35,8 @@ function M.text(ctx, kernel)
   w:line("hash %s", (ctx.hash:gsub("ull$", "")))
   w:line("kernel 0x%016x", writer.fnv(kernel))
   w:line("words_hash 0x%016x", ctx.words_hash)
-  for _, name in ipairs({ "MAX_TASKS", "COUNTERS", "RING_STAGES", "ARENA_BYTES", "PART_SLOTS" }) do
+  for _, name in ipairs({ "MAX_TASKS", "COUNTERS", "RING_STAGES", "ARENA_BYTES", "EXCHANGE_AT", "EXCHANGE_BYTES",
+    "PART_SLOTS" }) do
     w:line("%s %d", name:lower(), abi.constant(ctx, name) or 0)
   end
   w:line("split %d %d %d %d", schedule.split.chunks_min, schedule.split.chunks_max, schedule.split.pages_per_chunk,

@@ -209,6 +209,14 @@ end
 
 local function slots(ctx, used)
   local list = {
+    relaxed = function(w)
+      emit_set(w, "RELAXED", used, function(op)
+        return op.relaxed
+      end)
+      emit_set(w, "HINTED", used, function(op)
+        return op.hinted
+      end)
+    end,
     ops = function(w)
       for _, op in ipairs(used) do
         emit_op(w, op, ctx.graph.params[op.name], ctx.graph.points, variant_of(ctx.model.target))

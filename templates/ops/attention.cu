@@ -7,10 +7,11 @@
   claim   = "schedule",
   tile    = "every",
   task    = { {"sliding", "i32"}, {"kv_layer", "i32"} },
-  reads   = { {"qkv", "bf16", role = "compute", lo = "0", hi = "(heads+2*kv_heads)*head_dim"},
-              {"squares", "f32", role = "compute", lo = "0", hi = "qk_norm*(heads+kv_heads)*head_dim//16"},
+  reads   = { {"qkv", "bf16", role = "compute", lo = "0", hi = "(heads+2*kv_heads)*head_dim", awaits = true},
+              {"squares", "f32", role = "compute", lo = "0", hi = "qk_norm*(heads+kv_heads)*head_dim//16",
+                awaits = true},
               {"kv", role = "load", launch = "older"} },
-  writes  = { {"part", "f32", role = "store", lo = "sm", hi = "part_slots", step = "sms", claim = true},
+  writes  = { {"part", "f32", role = "store", lo = "sm", hi = "part_slots", step = "sms", claim = true, posts = true},
               {"kv", role = "compute", launch = "later"} },
   cost    = "0",
 @*/
@@ -89,7 +90,7 @@ DEVICE void fetch_q(Consumer &c, const bf16 *qkv, const Segment &g, uint4 (&q)[T
         const int head = GROUP % 8 ? min(n * 8 + c.g(), GROUP - 1) : n * 8 + c.g();
         const bf16 *from = qkv + g.column * ROWS + (g.kv_head * GROUP + head) * P::head_dim + 8 * c.t();
 #pragma unroll
-        for (int i = 0; i < FRAGMENTS; i++) q[n][i] = load_l2(from + i * 32);
+        for (int i = 0; i < FRAGMENTS; i++) q[n][i] = load_words(from + i * 32);
     }
 }
 
@@ -97,8 +98,10 @@ DEVICE void fetch_q(Consumer &c, const bf16 *qkv, const Segment &g, uint4 (&q)[T
 DEVICE float2 fetch_squares(const Consumer &c, const float *squares, int column, int head)
 {
     const float *from = squares + (column * (ROWS / P::head_dim) + head) * DIM_TILES;
+    if constexpr (POSTED && DIM_TILES == 8)
+        return make_float2(load_float(from + 2 * c.t()), load_float(from + 2 * c.t() + 1));
     if constexpr (DIM_TILES == 8) return __ldcg((const float2 *)from + c.t());
-    return make_float2(__ldcg(from + c.t()), 0.f);
+    return make_float2(load_float(from + c.t()), 0.f);
 }
 
 DEVICE float2 fetch_q_squares(const Consumer &c, const float *squares, const Segment &g, int n)
@@ -113,6 +116,8 @@ DEVICE float head_scale(float2 quarter)
     sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
     return rsqrtf(sum * (1.f / P::head_dim) + P::eps);
 }
+
+DEVICE u32 least(float2 v) { return ::least(__float_as_uint(v.x), __float_as_uint(v.y)); }
 
 DEVICE u32 scale_pair(u32 pair, float scale) { return bf16_pair(bf16_low(pair) * scale, bf16_high(pair) * scale); }
 
@@ -133,13 +138,23 @@ DEVICE float tokens_sum(float v)
 
 /* Where qkv leaves K as it is before its norm: the column's own row goes to its page, in the order of qkv's.  A lane
  * takes 4 dims.  Nobody waits for it: so it comes after all chunks, each by another warp. */
-DEVICE void append(const Consumer &c, const Segment &g, const bf16 *qkv, const float *squares, const Task &t)
+DEVICE void append(Consumer &c, const Segment &g, const bf16 *qkv, const float *squares, const Task &t)
 {
     const int kind = t.sliding, pos = c.s.pos[g.column], r = pos % NMK_PAGE_TOKENS, d = c.lane * 4 % P::head_dim;
     const int *table = (const int *)(kind ? c.p.table_sliding : c.p.table_full);
     const int page = __ldg(table + (u64)c.s.table_row[g.column] * c.p.table_stride + pos / NMK_PAGE_TOKENS);
-    const uint2 key = __ldcg((const uint2 *)(qkv + g.column * ROWS + K0 + g.kv_head * P::head_dim + d));
-    const float scale = head_scale(fetch_squares(c, squares, g.column, P::heads + g.kv_head));
+    const bf16 *from = qkv + g.column * ROWS + K0 + g.kv_head * P::head_dim + d;
+    uint2 key;
+    float2 quarter;
+    u32 looks = 0;
+#pragma unroll 1
+    for (;;) {
+        if constexpr (POSTED) key = make_uint2(load_word(from), load_word(from + 2));
+        else key = __ldcg((const uint2 *)from);
+        quarter = fetch_squares(c, squares, g.column, P::heads + g.kv_head);
+        if (!POSTED || !c.lacks(::least(::least(key.x, key.y), least(quarter)), looks)) break;
+    }
+    const float scale = head_scale(quarter);
     const u64 index = ((u64)page * (kind ? P::sliding_layers : P::full_layers) + t.kv_layer) * P::kv_heads + g.kv_head;
     u8 *to = (u8 *)(kind ? c.p.kv_sliding : c.p.kv_full) + index * (2 * HALF_PAGE);
     to += ((r >> 4) * DIM_TILES + d / 32 * 2 + (d >> 2 & 1)) * 512;
@@ -154,8 +169,8 @@ DEVICE void compute(Consumer &c, const Task &t)
 {
     Shared &s = c.s;
     const int kind = t.sliding, count = s.segments[kind], w = c.warp;
-    const bf16 *qkv = c.buffer<bf16>(t.qkv);
-    const float *squares = c.buffer<float>(t.squares);
+    const bf16 *qkv = c.exchange<bf16>(t.qkv);
+    const float *squares = c.exchange<float>(t.squares);
     const float none = -1e30f;
     /* with two tiles there are no registers for it, nor with norms beside the accumulator of 64 columns, and who claims
      * does not know what comes */
@@ -192,6 +207,54 @@ DEVICE void compute(Consumer &c, const Task &t)
         }
         const int low = s.low[kind][seg.column], base = s.base[seg.column], token0 = seg.page * NMK_PAGE_TOKENS;
         if (!AHEAD) fetch(seg);
+        uint4 key[FRAGMENTS], own_v = make_uint4(0, 0, 0, 0);
+        float2 key_squares = make_float2(0, 0);
+        /* This step's own tokens of the sequence, straight from L2: token g is column g.  Returns what `least` does. */
+        auto fetch_own = [&] {
+            const int pos = s.pos[seg.column], own = s.group[seg.column];
+            const bf16 *kv = qkv + seg.kv_head * P::head_dim;
+            /* an idle column's position is below any low */
+            auto there = [&](int n) { return s.group[n] == own && s.pos[n] <= pos && s.pos[n] >= low; };
+            u32 word = 0;
+            const bool mine = there(g);
+            if constexpr (P::qk_norm) {
+                if (mine) key_squares = fetch_squares(c, squares, g, P::heads + seg.kv_head);
+            }
+#pragma unroll
+            for (int k = 0; k < FRAGMENTS; k++) {
+                key[k] = make_uint4(0, 0, 0, 0);
+                if (mine) key[k] = load_words(kv + g * ROWS + K0 + k * 32 + 8 * c.t());
+            }
+            own_v.x = own_v.y = 0;
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                if (there(t2 + j) && (!WHOLE || w < 4)) {
+                    const u16 *from = kv + (t2 + j) * ROWS + V0 + dims * 16 + g - (g & 1);
+                    const u32 low16 = load_word(from), high16 = load_word(from + 8);
+                    word = ::least(word, ::least(low16, high16));
+                    own_v.x |= (low16 >> (g & 1) * 16 & 0xffff) << 16 * j;
+                    own_v.y |= (high16 >> (g & 1) * 16 & 0xffff) << 16 * j;
+                }
+#pragma unroll
+            for (int k = 0; k < FRAGMENTS; k++) word = ::least(word, ::least(key[k]));
+            if constexpr (P::qk_norm) word = ::least(word, least(key_squares));
+            return word;
+        };
+        if constexpr (POSTED) {
+            u32 looks = 0, word;
+#pragma unroll 1
+            for (;;) {
+                word = seg.last ? fetch_own() : 0;
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+#pragma unroll
+                    for (int k = 0; k < FRAGMENTS; k++) word = ::least(word, ::least(ahead[n][k]));
+                    if constexpr (P::qk_norm) word = ::least(word, least(squares_ahead[n]));
+                }
+                if (!c.lacks(word, looks)) break;
+                fetch(seg);
+            }
+        }
         uint4 q[TILES][FRAGMENTS];
         float norm[TILES][2]; /* 1 / rms of this lane's two heads */
 #pragma unroll
@@ -232,22 +295,23 @@ DEVICE void compute(Consumer &c, const Task &t)
 #endif
             const int at = column_of(g);
             const bool mine = there(g);
-            uint4 key[FRAGMENTS], v = make_uint4(0, 0, 0, 0);
-            float2 key_squares = make_float2(0, 0);
-            if constexpr (P::qk_norm) {
-                if (mine) key_squares = fetch_squares(c, squares, at, P::heads + seg.kv_head);
-            }
-#pragma unroll
-            for (int k = 0; k < FRAGMENTS; k++) {
-                key[k] = make_uint4(0, 0, 0, 0);
-                if (mine) key[k] = load_l2(kv + at * ROWS + K0 + k * 32 + 8 * c.t());
-            }
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                if (there(t2 + j) && (!WHOLE || w < 4)) {
-                    const u16 *from = kv + column_of(t2 + j) * ROWS + V0 + dims * 16 + g;
-                    v.x |= (u32)__ldcg(from) << 16 * j, v.y |= (u32)__ldcg(from + 8) << 16 * j;
+            uint4 v = own_v;
+            if constexpr (!POSTED) {
+                if constexpr (P::qk_norm) {
+                    if (mine) key_squares = fetch_squares(c, squares, at, P::heads + seg.kv_head);
                 }
+#pragma unroll
+                for (int k = 0; k < FRAGMENTS; k++) {
+                    key[k] = make_uint4(0, 0, 0, 0);
+                    if (mine) key[k] = load_l2(kv + at * ROWS + K0 + k * 32 + 8 * c.t());
+                }
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    if (there(t2 + j) && (!WHOLE || w < 4)) {
+                        const u16 *from = kv + column_of(t2 + j) * ROWS + V0 + dims * 16 + g;
+                        v.x |= (u32)__ldcg(from) << 16 * j, v.y |= (u32)__ldcg(from + 8) << 16 * j;
+                    }
+            }
             if constexpr (P::qk_norm) { /* rounded as in its page, where later steps find it */
                 const float scale = head_scale(key_squares);
 #pragma unroll
@@ -415,7 +479,18 @@ DEVICE void compute(Consumer &c, const Task &t)
 DEVICE void store(Storer &c, const Task &t)
 {
     const int kind = t.sliding, count = c.s.segments[kind] * TILES;
-    float4 *part = c.buffer<float4>(t.part);
+    float4 *part = c.exchange<float4>(t.part);
+    if constexpr (POSTED) {
+        /* How many slots the step before has used nobody knows.  Of all of them those who share a slot's maxima do not
+         * know who reads them last; a slot's own words combine clears, who reads each once. */
+        float4 *ml = part + (u64)P::part_slots * SLOT;
+        const int count = (P::part_slots - (int)blockIdx.x + NMK_SMS - 1) / NMK_SMS * PAIRS;
+#pragma unroll 1
+        for (int i = c.index * 32 + c.lane; i < count; i += 32 * WARPS_STORE) {
+            const int slot = blockIdx.x + i / PAIRS * NMK_SMS;
+            store_words(c.other_copy(ml + slot * PAIRS + i % PAIRS), make_uint4(ABSENT, ABSENT, ABSENT, ABSENT));
+        }
+    }
 #pragma unroll 1
     for (int i = 0; CLAIMED ? !c.gone() : i < count; i++, c.job++) {
         if (!c.mine()) continue;
@@ -442,12 +517,13 @@ DEVICE void store(Storer &c, const Task &t)
             for (int j = 0; j < 4; j++)
                 v[j].x += v[j + 4].x, v[j].y += v[j + 4].y, v[j].z += v[j + 4].z, v[j].w += v[j + 4].w;
         }
-        if (c.lane < 4 && first + c.lane < PAIRS) part[(u64)P::part_slots * SLOT + slot * PAIRS + first + c.lane] = ml;
+        if (c.lane < 4 && first + c.lane < PAIRS)
+            c.post(part + (u64)P::part_slots * SLOT + slot * PAIRS + first + c.lane, ml);
         const int pair = first + c.t();
         float4 *to = part + (u64)slot * SLOT + ((c.g() >> 1) * PAIRS + pair) * 2 + (c.g() & 1);
         if (PAIRS % 4 == 0 || pair < PAIRS) {
 #pragma unroll
-            for (int j = 0; j < DIM_TILES; j++) to[j * (8 * PAIRS)] = v[j];
+            for (int j = 0; j < DIM_TILES; j++) c.post(to + j * (8 * PAIRS), v[j]);
         }
         c.free_job(seen);
     }

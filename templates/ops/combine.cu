@@ -4,8 +4,8 @@
   params  = { {"heads", "i32"}, {"kv_heads", "i32"}, {"head_dim", "i32"}, {"part_slots", "i32"} },
   tile    = "cyclic",
   task    = { {"first", "i32"}, {"step", "i32"}, {"end", "i32"}, {"sliding", "i32"} },
-  reads   = { {"part", "f32", role = "help", lo = "0", hi = "part_slots"} },
-  writes  = { {"attn", "bf16", role = "help", lo = "first", hi = "end", step = "step"} },
+  reads   = { {"part", "f32", role = "help", lo = "0", hi = "part_slots", awaits = true} },
+  writes  = { {"attn", "bf16", role = "help", lo = "first", hi = "end", step = "step", posts = true} },
   cost    = "0",
 @*/
 //@device help
@@ -18,22 +18,36 @@ constexpr int SLOT = DIM_TILES * 8 * PAIRS, UNITS = SLOT / 8; /* float4 of a par
  * Two lanes have the same heads: where partials are many each takes maxima and sums of every other one only, and tells
  * its neighbour what they scale by.  Leaves the lane's share of o and of the sum. */
 template <int EACH>
-DEVICE void merge(float4 &o, float2 &sum, const float4 *from, const float4 *ml, int last, int lane)
+DEVICE void merge(Helper &c, float4 &o, float2 &sum, const float4 *from, const float4 *ml, int last, int lane)
 {
     constexpr bool SHARE = EACH > 4;
     constexpr int MINE = SHARE ? (EACH + 1) / 2 : EACH;
     const int high = lane & 1;
     float2 m[MINE], l[MINE];
     float4 v[EACH];
+    auto fetch = [&] {
 #pragma unroll
-    for (int j = 0; j < MINE; j++) {
-        const int k = SHARE ? 4 * high + 8 * j : 4 * j;
-        const float4 both = __ldcg(ml + min(k, last) * PAIRS);
-        m[j] = k <= last ? make_float2(both.x, both.y) : make_float2(-1e30f, -1e30f);
-        l[j] = make_float2(both.z, both.w);
+        for (int j = 0; j < EACH; j++) v[j] = load_floats(from + min(4 * j, last) * SLOT);
+    };
+    u32 looks = 0;
+#pragma unroll 1
+    for (;;) {
+        u32 word = 0;
+#pragma unroll
+        for (int j = 0; j < MINE; j++) {
+            const int k = SHARE ? 4 * high + 8 * j : 4 * j;
+            const float4 both = load_floats(ml + min(k, last) * PAIRS);
+            m[j] = k <= last ? make_float2(both.x, both.y) : make_float2(-1e30f, -1e30f);
+            l[j] = make_float2(both.z, both.w);
+            if constexpr (POSTED) word = ::least(word, ::least(both));
+        }
+        if constexpr (!POSTED || !SHARE) fetch();
+        if constexpr (POSTED && !SHARE) {
+#pragma unroll
+            for (int j = 0; j < EACH; j++) word = ::least(word, ::least(v[j]));
+        }
+        if (!POSTED || !c.lacks(word, looks)) break;
     }
-#pragma unroll
-    for (int j = 0; j < EACH; j++) v[j] = __ldcg(from + min(4 * j, last) * SLOT);
     float2 top = m[0];
 #pragma unroll
     for (int j = 1; j < MINE; j++) top.x = fmaxf(top.x, m[j].x), top.y = fmaxf(top.y, m[j].y);
@@ -46,6 +60,21 @@ DEVICE void merge(float4 &o, float2 &sum, const float4 *from, const float4 *ml, 
     for (int j = 0; j < MINE; j++) {
         m[j].x = exp2_fast(m[j].x - top.x), m[j].y = exp2_fast(m[j].y - top.y);
         sum.x += l[j].x * m[j].x, sum.y += l[j].y * m[j].y;
+    }
+    if constexpr (POSTED && SHARE) { /* while sums have to be held there are no registers to look at so many */
+#pragma unroll 1
+        for (;;) {
+            u32 word = 0;
+            fetch();
+#pragma unroll
+            for (int j = 0; j < EACH; j++) word = ::least(word, ::least(v[j]));
+            if (!c.lacks(word, looks)) break;
+        }
+    }
+    if constexpr (POSTED) {
+#pragma unroll
+        for (int j = 0; j < EACH; j++) /* nobody else reads them, and all lanes have */
+            if (4 * j <= last) store_words((void *)(from + 4 * j * SLOT), make_uint4(ABSENT, ABSENT, ABSENT, ABSENT));
     }
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
@@ -64,21 +93,33 @@ DEVICE void help(Helper &c, const Task &t)
 {
     const Shared &s = c.s;
     const int kind = t.sliding, lane = c.lane, p = lane >> 3, d4 = lane & 7, high = lane & 1;
-    const float4 *part = c.buffer<float4>(t.part), *part_ml = part + (u64)P::part_slots * SLOT;
-    bf16 *attn = c.buffer<bf16>(t.attn);
+    const float4 *part = c.exchange<float4>(t.part), *part_ml = part + (u64)P::part_slots * SLOT;
+    bf16 *attn = c.exchange<bf16>(t.attn);
 #pragma unroll 1
     for (int u = t.first; u < t.end; u += t.step) {
         const int n = u / (P::kv_heads * UNITS), kv_head = u / UNITS % P::kv_heads, i8 = u % UNITS;
         const int chunks = s.chunks[kind][n];
-        if (chunks == 0) continue;
+        if (!POSTED && chunks == 0) continue;
         const int pairs = i8 * 4 + (d4 >> 1), pair = pairs % PAIRS, dims = pairs / PAIRS; /* dims: by twos */
+        auto place = [&] {
+            const int dim = dims / 4 * 16 + dims % 4 * 2 + high * 8;
+            return attn + (n * P::heads + kv_head * GROUP + 2 * pair) * P::head_dim + dim;
+        };
+        auto clear = [&] {
+            c.clear(place());
+            if (GROUP % 2 == 0 || pair < PAIRS - 1) c.clear(place() + P::head_dim);
+        };
+        if (POSTED && chunks == 0) {
+            if (p == 0) clear();
+            continue;
+        }
         const int slot = s.chunk0[kind][n] + kv_head * chunks + p, last = chunks - 1 - p;
         const float4 *from = part + (u64)slot * SLOT + i8 * 8 + d4, *ml = part_ml + (u64)slot * PAIRS + pair;
         constexpr int MOST = (NMK_CHUNKS_MAX + 3) / 4, FEW = MOST < 4 ? MOST : 4;
         float4 o = make_float4(0, 0, 0, 0);
         float2 sum = make_float2(0, 0);
-        if (MOST <= FEW || chunks <= 4 * FEW) merge<FEW>(o, sum, from, ml, last, lane);
-        else merge<MOST>(o, sum, from, ml, last, lane);
+        if (MOST <= FEW || chunks <= 4 * FEW) merge<FEW>(c, o, sum, from, ml, last, lane);
+        else merge<MOST>(c, o, sum, from, ml, last, lane);
 #pragma unroll
         for (int k = 8; k <= 16; k <<= 1) {
             sum.x += __shfl_xor_sync(~0u, sum.x, k), sum.y += __shfl_xor_sync(~0u, sum.y, k);
@@ -92,10 +133,10 @@ DEVICE void help(Helper &c, const Task &t)
         const u32 a = high ? bf16_pair(xa, o.z) : bf16_pair(o.x, xa);
         const u32 b = high ? bf16_pair(xb, o.w) : bf16_pair(o.y, xb);
         if (p == 0) {
-            const int dim = dims / 4 * 16 + dims % 4 * 2 + high * 8;
-            bf16 *to = attn + (n * P::heads + kv_head * GROUP + 2 * pair) * P::head_dim + dim;
-            *(u32 *)to = a;
-            if (GROUP % 2 == 0 || pair < PAIRS - 1) *(u32 *)(to + P::head_dim) = b;
+            bf16 *to = place();
+            c.post((u32 *)to, a);
+            if (GROUP % 2 == 0 || pair < PAIRS - 1) c.post((u32 *)(to + P::head_dim), b);
+            if constexpr (POSTED) clear();
         }
     }
 }

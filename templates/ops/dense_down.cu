@@ -5,7 +5,7 @@
   pipeline = "row_tile",
   tile     = "owner",
   task     = { {"tile", "i32"}, {"weight_kib", "i32"} },
-  reads    = { {"dense_h", "bf16", role = "compute", lo = "0", hi = "dense_ff"},
+  reads    = { {"dense_h", "bf16", role = "compute", lo = "0", hi = "dense_ff", awaits = true},
                {"acc", role = "compute", scope = "sm"} },
   writes   = { {"acc", role = "compute", scope = "sm"} },
   cost     = "32*dense_ff",
@@ -17,7 +17,7 @@ DEVICE void load(Loader &c, const Task &t) { row_tile_load<P::dense_ff>(c, t); }
 constexpr int WIDTH = P::dense_ff;
 static_assert(WIDTH % 16 == 0, "row_tile loads 16 bytes at once");
 
-DEVICE const bf16 *compute(Consumer &c, const Task &t) { return c.buffer<bf16>(t.dense_h); }
+DEVICE const bf16 *compute(Consumer &c, const Task &t) { return c.exchange<bf16>(t.dense_h); }
 
 //@reference
 const uint16_t *h = buffer(vm, t.dense_h);

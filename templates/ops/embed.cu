@@ -5,7 +5,7 @@
   tile    = "owner",
   task    = { {"tile", "i32"}, {"weight_kib", "i32"} },
   reads   = { {"control", role = "store", launch = "older"} },
-  writes  = { {"x", "f32", role = "store", lo = "tile*16", hi = "tile*16+16"} },
+  writes  = { {"x", "f32", role = "store", lo = "tile*16", hi = "tile*16+16", posts = true} },
   cost    = "16*2*columns",
 @*/
 //@device store
@@ -23,8 +23,15 @@ DEVICE void store(Storer &c, const Task &t)
             const u8 *row_tile = c.weights(t.weight_kib) + (u64)(token >> 4) * L::tile_bytes;
             pair = __ldg((const u32 *)(row_tile + L::pair_offset(token & 15, k)));
         }
-        float2 *to = (float2 *)(c.buffer<float>(t.x) + column * P::hidden + k);
-        if (c.stored(column)) *to = make_float2(bf16_low(pair), bf16_high(pair));
+        if constexpr (POSTED) {
+            float *to = c.exchange<float>(t.x) + column * P::hidden + k;
+            if (!c.stored(column)) return;
+            c.post(to, bf16_low(pair)), c.post(to + 1, bf16_high(pair));
+            c.clear(to), c.clear(to + 1);
+        } else {
+            float2 *to = (float2 *)(c.buffer<float>(t.x) + column * P::hidden + k);
+            if (c.stored(column)) *to = make_float2(bf16_low(pair), bf16_high(pair));
+        }
     }
 }
 

@@ -5,7 +5,7 @@
   tile    = "every",
   wide    = "wide_norm",
   task    = { {"gamma_kib", "i32"} },
-  reads   = { {"x", "f32", role = "compute", lo = "0", hi = "hidden"} },
+  reads   = { {"x", "f32", role = "compute", lo = "0", hi = "hidden", awaits = true} },
   writes  = { {"xn", "bf16", role = "compute", scope = "sm"} },
   cost    = "0",
 @*/
@@ -15,6 +15,9 @@ typedef PackedX L;
 constexpr int G = L::granules;
 constexpr int HELD = X_SHARED ? 8 : G; /* granules that a lane has in hand at once */
 
+/* One live column has a way of its own, where a warp's granules are no more than its groups of four lanes. */
+constexpr bool ONE = POSTED && !X_SHARED && !P::norm_mean && G <= 8;
+
 struct Before {
     uint4 gamma[HELD];
 };
@@ -23,6 +26,10 @@ DEVICE Before before(Consumer &c, const Task &t)
 {
     Before b;
     const bf16 *gamma = (const bf16 *)c.weights(t.gamma_kib) + 8 * c.t();
+    if (ONE && c.s.only >= 0) {
+        b.gamma[0] = __ldg((const uint4 *)(gamma + L::k(c.warp, min(c.g(), G - 1))));
+        return b;
+    }
 #pragma unroll
     for (int q = 0; q < HELD; q++) b.gamma[q] = __ldg((const uint4 *)(gamma + L::k(c.warp, q)));
     return b;
@@ -56,18 +63,60 @@ DEVICE void scale_into(uint4 &x, const float4 &u, const float4 &w, float scale, 
 /* Whether the lane's values of granule q are in the row. */
 DEVICE bool inside(const Consumer &c, int q) { return P::hidden % 256 == 0 || L::k(c.warp, q) + 8 * c.t() < P::hidden; }
 
+/* The same for one column: each group of lanes has a granule, and the sums are added in the order of all columns' way.
+ * What columns that are not live get nobody looks at: x again. */
+DEVICE void of_one(Consumer &c, const Task &t, const Before &b)
+{
+    const int k = L::k(c.warp, min(c.g(), G - 1)) + 8 * c.t();
+    const float4 *from = (const float4 *)(c.exchange<float>(t.x) + c.s.only * P::hidden + min(k, P::hidden - 8));
+    uint2 *own = c.s.prob[0][c.warp]; /* attention's, which is between barriers like these; two halves of 32 */
+    float4 u, w;
+    u32 looks = 0;
+#pragma unroll 1
+    do u = load_floats(from), w = load_floats(from + 1);
+    while (c.lacks(least(least(u), least(w)), looks));
+    if (k >= P::hidden) u = w = make_float4(0, 0, 0, 0);
+    own[c.lane] = make_uint2(__float_as_uint(square(u)), __float_as_uint(square(w)));
+    __syncwarp();
+    float sum = 0;
+#pragma unroll
+    for (int q = 0; q < G; q++) {
+        const uint2 two = own[q * 4 + c.t()];
+        sum += __uint_as_float(two.x), sum += __uint_as_float(two.y);
+    }
+    const float scale = rsqrtf(column_sum(c, sum) * (1.f / P::hidden) + P::eps);
+    uint4 y;
+    scale_into(y, u, w, scale, b.gamma[0]);
+    own[c.lane] = make_uint2(y.x, y.y), own[WARPS_COMPUTE * 32 + c.lane] = make_uint2(y.z, y.w);
+    __syncwarp();
+#pragma unroll
+    for (int q = 0; q < G; q++) {
+        const uint2 low = own[q * 4 + c.t()], high = own[WARPS_COMPUTE * 32 + q * 4 + c.t()];
+        c.x[q] = make_uint4(low.x, low.y, high.x, high.y);
+    }
+}
+
 /* N: all granules. */
 template <int N> DEVICE void in_registers(Consumer &c, const Task &t, const Before &b)
 {
-    const float *x = c.buffer<float>(t.x) + c.g() * P::hidden + 8 * c.t();
+    const float *x = c.exchange<float>(t.x) + c.g() * P::hidden + 8 * c.t();
     const bool live = c.live(c.g());
     float4 v[2 * N];
     float sum = 0;
+    u32 looks = 0;
+#pragma unroll 1
+    for (;;) {
+        u32 word = 0;
 #pragma unroll
-    for (int q = 0; q < N; q++) {
-        const float4 *from = (const float4 *)(x + L::k(c.warp, q));
-        v[2 * q] = v[2 * q + 1] = make_float4(0, 0, 0, 0);
-        if (live && inside(c, q)) v[2 * q] = __ldcg(from), v[2 * q + 1] = __ldcg(from + 1);
+        for (int q = 0; q < N; q++) {
+            const float4 *from = (const float4 *)(x + L::k(c.warp, q));
+            v[2 * q] = v[2 * q + 1] = make_float4(0, 0, 0, 0);
+            if (live && inside(c, q))
+                v[2 * q] = load_floats(from), v[2 * q + 1] = load_floats(from + 1);
+        }
+#pragma unroll
+        for (int q = 0; q < 2 * N; q++) word = least(word, least(v[q]));
+        if (!POSTED || !c.lacks(word, looks)) break;
     }
     if (P::norm_mean) {
         float all = 0;
@@ -89,17 +138,25 @@ template <int N> DEVICE void in_registers(Consumer &c, const Task &t, const Befo
 /* f(first granule, values) for all that the lane has of the row, HELD granules at a time. */
 template <class F> DEVICE void each(Consumer &c, const Task &t, F f)
 {
-    const float *x = c.buffer<float>(t.x) + c.g() * P::hidden + 8 * c.t();
+    const float *x = c.exchange<float>(t.x) + c.g() * P::hidden + 8 * c.t();
     const bool live = c.live(c.g());
 #pragma unroll 1
     for (int q0 = 0; q0 < G; q0 += HELD) {
         float4 v[2 * HELD];
+        u32 looks = 0;
+#pragma unroll 1
+        for (;;) {
+            u32 word = 0;
 #pragma unroll
-        for (int j = 0; j < HELD; j++) {
-            const bool there = live && q0 + j < G && inside(c, q0 + j);
-            const float4 *from = (const float4 *)(x + (there ? L::k(c.warp, q0 + j) : 0));
-            v[2 * j] = v[2 * j + 1] = make_float4(0, 0, 0, 0);
-            if (there) v[2 * j] = __ldcg(from), v[2 * j + 1] = __ldcg(from + 1);
+            for (int j = 0; j < HELD; j++) {
+                const bool there = live && q0 + j < G && inside(c, q0 + j);
+                const float4 *from = (const float4 *)(x + (there ? L::k(c.warp, q0 + j) : 0));
+                v[2 * j] = v[2 * j + 1] = make_float4(0, 0, 0, 0);
+                if (there) v[2 * j] = load_floats(from), v[2 * j + 1] = load_floats(from + 1);
+            }
+#pragma unroll
+            for (int j = 0; j < 2 * HELD; j++) word = least(word, least(v[j]));
+            if (!POSTED || !c.lacks(word, looks)) break;
         }
         f(q0, v);
     }
@@ -147,7 +204,9 @@ DEVICE void in_shared(Consumer &c, const Task &t, const Before &b)
 
 DEVICE void compute(Consumer &c, const Task &t, const Before &b)
 {
-    if constexpr (X_SHARED) in_shared(c, t, b);
+    if (ONE && c.s.only >= 0) {
+        if constexpr (ONE) of_one(c, t, b);
+    } else if constexpr (X_SHARED) in_shared(c, t, b);
     else in_registers<G>(c, t, b);
 }
 

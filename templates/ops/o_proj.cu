@@ -5,7 +5,7 @@
   pipeline = "row_tile",
   tile     = "owner",
   task     = { {"tile", "i32"}, {"weight_kib", "i32"} },
-  reads    = { {"attn", "bf16", role = "compute", lo = "0", hi = "attn_units"},
+  reads    = { {"attn", "bf16", role = "compute", lo = "0", hi = "attn_units", awaits = true},
                {"acc", role = "compute", scope = "sm"} },
   writes   = { {"acc", role = "compute", scope = "sm"} },
   cost     = "32*q_width",
@@ -17,7 +17,7 @@ DEVICE void load(Loader &c, const Task &t) { row_tile_load<P::q_width>(c, t); }
 constexpr int WIDTH = P::q_width;
 static_assert(WIDTH % 16 == 0, "row_tile loads 16 bytes at once");
 
-DEVICE const bf16 *compute(Consumer &c, const Task &t) { return c.buffer<bf16>(t.attn); }
+DEVICE const bf16 *compute(Consumer &c, const Task &t) { return c.exchange<bf16>(t.attn); }
 
 //@reference
 const uint16_t *attn = buffer(vm, t.attn);

@@ -11,8 +11,9 @@
                {"kv_layer", "i32"}, {"bias_kib", "i32"}, {"gamma_kib", "i32"} },
   reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }},
                {"control", role = "store", launch = "older"} },
-  writes   = { {"qkv", "bf16", role = "store", lo = "tile*16", hi = "(tile+tiles)*16"},
-               {"squares", "f32", role = "store", lo = "tile*qk_norm", hi = "(tile+tiles)*qk_norm"},
+  writes   = { {"qkv", "bf16", role = "store", lo = "tile*16", hi = "(tile+tiles)*16", posts = true},
+               {"squares", "f32", role = "store", lo = "tile*qk_norm", hi = "(tile+tiles)*qk_norm",
+                posts = true},
                {"kv", role = "store", launch = "later"} },
   cost     = "tiles*32*hidden",
 @*/
@@ -63,6 +64,18 @@ DEVICE void store(Storer &c, const Task &t)
             if (row >= Q + P::qk_norm * KV) page[j] = __ldg(pages + pos / NMK_PAGE_TOKENS);
         }
         float v[4];
+        if constexpr (POSTED) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                if (!c.stored(n0 + j)) continue;
+                if (P::rope_halves && row >= Q + KV) /* as below: the next row's lane has the word of the other half */
+                    c.clear(c.exchange<bf16>(t.qkv) + (n0 + j) * ROWS + natural(row, c.g() & 1) - (c.g() & 1));
+                else
+                    c.clear(c.exchange<bf16>(t.qkv) + (n0 + j) * ROWS + row);
+                if (P::qk_norm && c.g() == 0 && row < Q + KV)
+                    c.clear(c.exchange<float>(t.squares) + (n0 + j) * (ROWS / 16) + t.tile + at.row);
+            }
+        }
         c.wait_job();
         c.take(v);
         if constexpr (P::qkv_bias) v[0] += bias[0], v[1] += bias[0], v[2] += bias[1], v[3] += bias[1];
@@ -77,9 +90,15 @@ DEVICE void store(Storer &c, const Task &t)
 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     if (c.g() == 0 && c.live(n0 + j))
-                        c.buffer<float>(t.squares)[(n0 + j) * (ROWS / 16) + t.tile + at.row] = squares[j];
+                        c.post(c.exchange<float>(t.squares) + (n0 + j) * (ROWS / 16) + t.tile + at.row, squares[j]);
                 v[0] *= gamma[0], v[1] *= gamma[0], v[2] *= gamma[1], v[3] *= gamma[1];
             }
+        }
+        if (POSTED && row >= Q + KV) {
+            /* A step that is lost may come to NaNs, and V stays in its page: times the 0 of a position that is not seen
+             * yet it would still be one. */
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[j] = fminf(fmaxf(v[j], -3e38f), 3e38f);
         }
         /* attention works in base 2 */
         const float scale = row < Q ? rsqrtf((float)P::head_dim) * 1.4426950408889634f : 1.f;
@@ -88,12 +107,19 @@ DEVICE void store(Storer &c, const Task &t)
         for (int j = 0; j < 2; j++) {
             const float even = v[j] * turn[j].x - v[2 + j] * turn[j].y, odd = v[j] * turn[j].y + v[2 + j] * turn[j].x;
             pair[j] = bf16_pair(even * scale, odd * scale);
+            u32 word = pair[j];
+            if (POSTED && P::rope_halves && row >= Q + KV) { /* a tile is all v or none */
+                const u32 got = __shfl_xor_sync(~0u, pair[j], 4);
+                word = c.g() & 1 ? __byte_perm(got, pair[j], 0x7632) : __byte_perm(pair[j], got, 0x5410);
+            }
             if (!c.live(n0 + j)) continue;
-            bf16 *to = c.buffer<bf16>(t.qkv) + (n0 + j) * ROWS;
-            if (P::rope_halves && row >= Q + KV)
+            bf16 *to = c.exchange<bf16>(t.qkv) + (n0 + j) * ROWS;
+            if (POSTED && P::rope_halves && row >= Q + KV)
+                c.post((u32 *)(to + natural(row, c.g() & 1) - (c.g() & 1)), word);
+            else if (P::rope_halves && row >= Q + KV)
                 to[natural(row, 0)] = (bf16)pair[j], to[natural(row, 1)] = (bf16)(pair[j] >> 16);
             else
-                *(u32 *)(to + row) = pair[j];
+                c.post((u32 *)(to + row), word);
         }
         if (row < Q + P::qk_norm * KV) continue; /* with a norm attention appends k */
         /* append to the page, in the order that attention streams it; read by later launches only */

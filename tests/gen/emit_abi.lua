@@ -20,6 +20,7 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_DESC_WORDS 32
 #define NMK_MAX_TASKS 8
 #define NMK_RING_STAGES 4
+#define NMK_L2_STAGES 0
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 1024
 #define NMK_SHARED_REST_BYTES 43008
@@ -36,6 +37,9 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_CLAIM_QUEUE 2
 #define NMK_CLAIM_FULL 3
 #define NMK_ARENA_BYTES 1024
+#define NMK_ABSENT 2147483648ll
+#define NMK_EXCHANGE_AT 1024
+#define NMK_EXCHANGE_BYTES 0
 #define NMK_WEIGHTS_KIB 56
 #define NMK_PAGE_TOKENS 64
 #define NMK_KV_HEAD_BYTES 32768

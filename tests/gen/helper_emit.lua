@@ -115,7 +115,8 @@ function M.model()
   return {
     name = "small", family_module = FAMILY, config = CONFIG, sources = { "specs/small.yaml" }, shape = { width = 64 },
     target = { sms = 2, smem_bytes_per_block = 1024, arch = "sm_90a" },
-    schedule = { columns = 8, ring_stages = 4, in_flight = { 1, 1, 1, 1, 2, 2, 2, 2 }, split = { chunks_max = 32 },
+    schedule = { columns = 8, ring_stages = 4, l2_stages = 0,
+      in_flight = { 1, 1, 1, 1, 2, 2, 2, 2 }, split = { chunks_max = 32 },
       claim = { up = "tail", attention = "static" } },
   }
 end
@@ -146,7 +147,8 @@ function M.graph()
       layer_kib = 24, expert_kib = 8 } },
     tensors = { { name = "model.%d.%d", layer0 = 0, layers = 2, experts = 3, rows = 8, cols = 256, dims = 2,
       array = "w", row0 = 8 } },
-    arena_bytes = 1024, weights_kib = 56, counters = 2, tickets = 1, claim_units = 1,
+    arena_bytes = 1024, exchange_at = 1024, exchange_bytes = 0,
+    weights_kib = 56, counters = 2, tickets = 1, claim_units = 1,
     lists = {
       [0] = { add(first, 0, 0, 2), task(finish, 0, finish.fields, wait), add(second, 0, 0, 2, wait) },
       [1] = { add(first, 1, 2, 2), add(second, 1, 2, 2, wait), task(finish, 1, finish.fields, wait) },

@@ -45,4 +45,10 @@ variant("four passes", { ["hidden: 256"] = "hidden: 8192" })
 variant("defaults", { ["  dense_layers: 1\n"] = "", ["  full_attention_every: 4     # layers 0 and 4\n"] = "",
   ["  logit_scale: 1.0\n"] = "", ["  norm_eps: 1e-6\n"] = "", ["  head_dim: 128\n"] = "" })
 
+-- Wider steps have fences, whatever the spec asks for: programs have generations of 16 and more columns too.
+for columns, words in pairs({ [8] = "whose words tell that they are there", [16] = "layers share buffers" }) do
+  local status, out, err = t.run(("build/nmkgen plan specs/llama-3.2-1b.yaml --set columns=%d"):format(columns))
+  t.case(columns .. " columns of a validated model", status == 0 and out:find(words, 1, true) ~= nil, status .. err)
+end
+
 t.done()

@@ -74,9 +74,9 @@ function M.build(name, over)
 end
 
 --- A graph of ops given as op-file texts (sections may be empty), for what no real op does. layers: list of lists of
---- nodes { op, ... }; buffers as a family gives them. The stages run up to sync; returns the graph, or nil and the
---- messages.
-function M.custom(texts, layers, buffers, sms)
+--- nodes { op, ... }; buffers as a family gives them; schedule: keys that differ. The stages run up to sync; returns
+--- the graph, or nil and the messages.
+function M.custom(texts, layers, buffers, sms, schedule)
   local diag = require("diag").new()
   local ops = { list = {}, by_name = {} }
   table.sort(texts)
@@ -99,7 +99,7 @@ function M.custom(texts, layers, buffers, sms)
       return block
     end,
   }
-  local model = M.model("nmc-toy", { sms = sms, shape = { layers = #layers } })
+  local model = M.model("nmc-toy", { sms = sms, shape = { layers = #layers }, schedule = schedule })
   model.family_module, model.schedule.order = family, order
   local g = require("graph").build(model, ops, diag)
   require("memory").assign(g)

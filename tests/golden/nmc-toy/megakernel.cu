@@ -7,6 +7,7 @@
 #define NMK_DESC_WORDS 32
 #define NMK_MAX_TASKS 56
 #define NMK_RING_STAGES 12
+#define NMK_L2_STAGES 0
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 232448
 #define NMK_SHARED_REST_BYTES 34944
@@ -23,6 +24,9 @@
 #define NMK_CLAIM_QUEUE 2
 #define NMK_CLAIM_FULL 3
 #define NMK_ARENA_BYTES 1719680
+#define NMK_ABSENT 2147483648ll
+#define NMK_EXCHANGE_AT 1719680
+#define NMK_EXCHANGE_BYTES 0
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
 #define NMK_KV_HEAD_BYTES 32768
@@ -320,6 +324,11 @@ static_assert(sizeof(nmk_params) == 192, "nmk_params: size");
 ... templates/random.h
 ... templates/sampling.h
 ... templates/claim.h
+... templates/prelude.cuh
+constexpr u32 RELAXED =
+    0u;
+constexpr u32 HINTED =
+    0u;
 ... templates/prelude.cuh
 namespace op_attention {
 struct P {
