@@ -38,6 +38,13 @@ $(TOY)_COLUMNS := 16
 OWN_COLUMNS := $(patsubst specs/%.yaml,%,$(shell grep -lE '^ +columns:' specs/*.yaml))
 columns_of = $(if $(filter $(filter-out $(OWN_COLUMNS),$(MODELS)),$(1)),$(or $($(1)_COLUMNS),$(COLUMNS)))
 
+# Models whose programs take prompts by launches of their own: those in specs/ and the tiny ones, but where the spec
+# forbids it or inserts ops, which such launches lack, and those of tests/gpu/specs that ask for it.
+ASKING := $(shell grep -lE '^prefill:' tests/gpu/specs/*.yaml)
+STEPPING := $(shell grep -lE '^ +tokens: 0$$|^insert:' specs/*.yaml)
+PREFILLED := $(filter-out $(STEPPING:specs/%.yaml=%),$(MODELS)) $(TINY_MODELS) $(ASKING:tests/gpu/specs/%.yaml=%)
+prefill_of = $(filter $(PREFILLED),$(1))
+
 BUILD_PACKAGES := gcc binutils libc6-dev make lua5.4 liblua5.4-dev libyaml-dev libjson-c-dev libpcre2-dev libxxhash-dev libutf8proc-dev \
     node-llhttp
 TEST_PACKAGES  := lua-check clang-format python3-jsonschema
@@ -276,6 +283,9 @@ $(call generation,$(1),$(1),nmk_generation_own,$(2),$(3))
 $(foreach c,$(call columns_of,$(1)),
 $(call generation,$(1),$(1)/columns-$(c),nmk_generation_$(c),$(2),$(3) --set columns=$(c))
 $(call further,$(1),$(1)/columns-$(c),nmk_generation_$(c)))
+$(if $(call prefill_of,$(1)),
+$(call generation,$(1),$(1)/prefill,nmk_generation_prefill,$(2),$(3) --launch prefill)
+$(call further,$(1),$(1)/prefill,nmk_generation_prefill))
 
 build/$(1)/obj/server/%.o: server/%.c | build/$(1)/.generated
 	@mkdir -p $$(@D)
@@ -285,14 +295,17 @@ build/$(1)/obj/server/%.o: server/%.c | build/$(1)/.generated
 # The list of generations, which the command line may change.
 build/$(1)/.columns: always
 	@mkdir -p $$(@D)
-	@echo "$(call columns_of,$(1))" | cmp -s - $$@ || echo "$(call columns_of,$(1))" >$$@
+	@echo "$(call columns_of,$(1)) $(call prefill_of,$(1))" | cmp -s - $$@ || \
+	    echo "$(call columns_of,$(1)) $(call prefill_of,$(1))" >$$@
 build/$(1)/obj/generations.o: build/$(1)/.columns
 build/$(1)/obj/generations.o: $(1)_COMPILE += \
-    -DNMK_GENERATIONS='X(nmk_generation_own) $(foreach c,$(call columns_of,$(1)),X(nmk_generation_$(c)))'
+    -DNMK_GENERATIONS='X(nmk_generation_own) $(foreach c,$(call columns_of,$(1)),X(nmk_generation_$(c)))' \
+    $(if $(call prefill_of,$(1)),-DNMK_PREFILL=nmk_generation_prefill)
 
 build/$(1)/libnmk.a: $(LIBRARY:runtime/%.c=build/$(1)/obj/%.o) $(SERVER_MODEL:%.c=build/$(1)/obj/%.o) \
     $(patsubst %,build/$(1)/obj/%.o,encoder refvm $(GENERATION)) \
-    $(foreach c,$(call columns_of,$(1)),build/$(1)/columns-$(c)/nmk_generation_$(c).o)
+    $(foreach c,$(call columns_of,$(1)),build/$(1)/columns-$(c)/nmk_generation_$(c).o) \
+    $(if $(call prefill_of,$(1)),build/$(1)/prefill/nmk_generation_prefill.o)
 	@rm -f $$@
 	@ar rcs $$@ $$^
 
@@ -372,7 +385,7 @@ all: $(MODELS:%=build/%/.generated)
 
 # The toy with room for the prompts that agents send; its tokens are scripted, so its weights do not matter.
 CONFORMANCE := build/conformance
-CLIENTS_NPM := openai ai @ai-sdk/openai-compatible zod opencode-ai
+CLIENTS_NPM := openai @anthropic-ai/sdk ai @ai-sdk/openai-compatible zod opencode-ai
 
 $(CONFORMANCE)/scripted.yaml: specs/$(TOY).yaml
 	@mkdir -p $(@D)
@@ -399,7 +412,9 @@ conformance: deps-build
 	@npm install --prefix $(CONFORMANCE) --no-audit --no-fund --no-package-lock --loglevel=error $(CLIENTS_NPM)
 	@cp tests/conformance/*.mjs $(CONFORMANCE) && node $(CONFORMANCE)/clients.mjs
 
-TINY_TESTS := $(TINY_MODELS:%=build/tests/%/models/golden)
+build/$(TOY)/tests/models/%.o: $(TOY)_COMPILE += -DCHECKPOINT='"examples/$(TOY)"'
+TINY_TESTS := $(TINY_MODELS:%=build/tests/%/models/golden) $(TINY_MODELS:%=build/tests/%/models/prefill) \
+    build/tests/$(TOY)/models/prefill
 $(foreach m,$(OP_MODEL),$(eval $(call model,$(m),specs/$(TOY).yaml,--try $(OP))))
 
 .PHONY: test-op

@@ -24,7 +24,12 @@ local FAMILY = {
   { "buffers", "function" }, { "front", "function" }, { "block", "function" }, { "back", "function" },
   { "arrays", "function" }, { "tensors", "function" }, { "rope", "function" }, { "config", "function" },
   { "residuals", "integer", optional = true }, { "insert", "function", optional = true },
-  { "config_ignored", "table", optional = true },
+  { "config_ignored", "table", optional = true }, { "prefill", "table", optional = true },
+}
+
+local PREFILL = {
+  { "waves", "table" }, { "values", "function" }, { "buffers", "function" }, { "front", "function" },
+  { "block", "function" },
 }
 
 -- What a family's functions give: { key, type, optional = true where it may be left out, choices = }.
@@ -34,7 +39,7 @@ local RECORDS = {
   node = {
     { "op", "string" }, { "tiles", "integer", optional = true }, { "units", "integer", optional = true },
     { "fields", "table", optional = true }, { "weights", "table", optional = true },
-    { "residual", "integer", optional = true },
+    { "residual", "integer", optional = true }, { "from", "table", optional = true },
   },
   arrays = {
     { "name", "string" }, { "layer0", "integer" }, { "layers", "integer" }, { "experts", "integer" },
@@ -85,12 +90,15 @@ function M.lua_error(file, why)
   return { file = known, line = tonumber(line) or 1, col = 1 }, message or tostring(why)
 end
 
+--- Where a function of a family is made; file: where it has none.
+function M.place(value, file)
+  local made = debug.getinfo(value, "S")
+  return { file = made.source:match("^@(.*)$") or file, line = made.linedefined, col = 1 }
+end
+
 -- Where a family's part is made.
 local function place_of(text, file, name, value)
-  if type(value) == "function" then
-    local made = debug.getinfo(value, "S")
-    return { file = made.source:match("^@(.*)$") or file, line = made.linedefined, col = 1 }
-  end
+  if type(value) == "function" then return M.place(value, file) end
   local line = 0
   for row in (text .. "\n"):gmatch("(.-)\n") do
     line = line + 1
@@ -166,6 +174,22 @@ local function check_model_types(family, at, diag)
     diag:error(at("model_types"), "model_types: no model_type of config.json is named")
   elseif #family.model_types > 1 and not said then
     diag:error(at("model_types"), 'model_types: of several, a key of shape has to say which, by config = "model_type"')
+  end
+end
+
+-- The parts of the family's prefill.
+local function check_prefill(prefill, at, diag)
+  for _, key in ipairs(sorted_keys(prefill)) do
+    if not rows.find(PREFILL, key) then
+      diag:error(at("prefill"), "prefill: unknown part '%s'%s", key, diags.hint(key, rows.names(PREFILL)))
+    end
+  end
+  for _, part in ipairs(PREFILL) do
+    local value = prefill[part[1]]
+    if kind_of(value) ~= part[2] then
+      diag:error(at("prefill"), "prefill: part '%s' must be %s, not %s", part[1], article(part[2]),
+        article(kind_of(value)))
+    end
   end
 end
 
@@ -257,6 +281,7 @@ function M.load(path, name, diag)
     diag:error(at("name"), "name '%s' differs from the file's name", family.name)
   end
   check_tables(family, at, diag)
+  if family.prefill then check_prefill(family.prefill, at, diag) end
   family.at = at
   return diag:count() == before and family or nil
 end

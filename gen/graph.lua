@@ -192,7 +192,8 @@ function M.build(model, registry, diag)
     local bind = {}
     for _, formal in ipairs(op.buffers) do
       local alias = node.alias and node.alias[formal]
-      local actual, base = actual_name(alias and alias.value or formal, layer, slot, reuse)
+      local of_layer = node.from and node.from[formal] or layer
+      local actual, base = actual_name(alias and alias.value or formal, of_layer, slot, reuse)
       actual = actual .. (alias and alias.suffix or "")
       if not bases[base] then
         diag:error({ file = op.file, line = 1, col = 1 }, "buffer '%s': the family has no such buffer", formal)
@@ -260,6 +261,7 @@ function M.build(model, registry, diag)
   end
   g.used, g.points, g.values, g.claim_units = used, inserts.points, inserts.all, claim_units(g)
   g.tickets = schedule.claim.attention ~= "static" and 2 * layers or layers
+  if model.launch == "prefill" then g.tickets = #g.nodes end            -- a node's is its number
 
   g.arrays, g.array, g.tensors = family.arrays(model), {}, family.tensors(model)
   for _, array in ipairs(g.arrays) do g.array[array.name] = array end

@@ -15,6 +15,7 @@ local memory = require("memory")
 local new_op = require("new_op")
 local ops = require("ops")
 local plan = require("plan")
+local prefill = require("prefill")
 local schedule = require("schedule")
 local spec = require("spec")
 local sync = require("sync")
@@ -44,6 +45,7 @@ nmkgen init CHECKPOINT_DIR   a spec for a checkpoint of a known family, from its
   -t, --target NAME          another target than the spec's: a file of specs/targets
   --set KEY=VALUE            a key of the schedule, such as split.chunks_max=16; may be repeated
   --untuned                  as if there were no MODEL.tuning.yaml
+  --launch KIND              generate: step (default), or prefill: the launches that take prompts alone
   --like KIND                of a new op: elementwise (default), a function of one number, or task, all by hand
   --try OP                   insert the op as its table says, for its tests, where the model lacks it
   --estimate                 plan: how long a step takes, by the target's timing
@@ -73,13 +75,8 @@ local function load(path, opts, diag)
   return model
 end
 
---- The graph with its lists and waits, nothing proved yet.
-local function build(path, opts, diag)
-  local model = load(path, opts, diag)
-  local registry = ops.load(host.root, diag, model.schedule.columns)
-  diag:stop()
-  if opts.try then insert.try(model, registry, opts.try, diag) end
-  diag:stop()
+--- The graph of one launch of the model with its lists and waits, nothing proved yet.
+local function build_launch(model, registry, diag)
   local g = graph.build(model, registry, diag)
   diag:stop()
   memory.assign(g)
@@ -90,6 +87,16 @@ local function build(path, opts, diag)
   return g
 end
 
+--- That of a step.
+local function build(path, opts, diag)
+  local model = load(path, opts, diag)
+  local registry = ops.load(host.root, diag, model.schedule.columns)
+  diag:stop()
+  if opts.try then insert.try(model, registry, opts.try, diag) end
+  diag:stop()
+  return build_launch(model, registry, diag)
+end
+
 --- Reads and proves: everything up to the point where output could be made.  Returns the graph and the proof's figures.
 local function prove(path, opts, diag)
   local g = build(path, opts, diag)
@@ -98,9 +105,29 @@ local function prove(path, opts, diag)
   return g, stats
 end
 
---- The emitted files, { name, text }, all of them complete.
+--- The same of the launches that take prompts, for the model of a step's graph; nil, why where it has none.
+local function prove_prefill(of_step, diag)
+  local model, why = prefill.of(of_step.model)
+  if not model then return nil, why end
+  prefill.check(model, diag)
+  diag:stop()
+  local g = build_launch(model, of_step.registry, diag)
+  local stats = check.run(g, diag)
+  diag:stop()
+  return g, stats
+end
+
+--- The emitted files of the launches that opts.launch names (steps), { name, text }, all of them complete.
 local function emit(path, opts, diag)
   local g, stats = prove(path, opts, diag)
+  if opts.launch == "prefill" then
+    local of_prefill, more = prove_prefill(g, diag)
+    if not of_prefill then
+      diag:error({ file = g.model.source }, "there are no launches that take prompts alone: %s", more)
+      diag:stop()
+    end
+    g, stats = of_prefill, more
+  end
   local list = files.all(g)
   list[#list + 1] = { name = "plan.txt", text = plan.text(g, stats) }
   return g, stats, list
@@ -109,6 +136,12 @@ end
 local function summary(g, stats)
   return ("%s: %d layers, %d nodes, %d tasks on %d SMs, proven"):format(g.model.name, g.model.shape.layers, #g.nodes,
     stats.tasks, g.sms)
+end
+
+-- What there is to say of prefill beside that.
+local function prefill_summary(g, stats)
+  if not g then return "; no prefill: " .. stats end
+  return ("; prefill of up to %d tokens: %d nodes, proven"):format(g.model.prefill.tokens, #g.nodes)
 end
 
 -- ---------------------------------------------------------------- commands
@@ -148,7 +181,8 @@ function COMMANDS.variant(path, opts, diag)
 end
 
 function COMMANDS.check(path, opts, diag)
-  print(summary(prove(path, opts, diag)))
+  local g, stats = prove(path, opts, diag)
+  print(summary(g, stats) .. prefill_summary(prove_prefill(g, diag)))
 end
 
 local function need_timing(g, diag)
@@ -187,6 +221,8 @@ function COMMANDS.plan(path, opts, diag)
     return
   end
   io.write(plan.text(g, stats))
+  local of_prefill, more = prove_prefill(g, diag)
+  io.write("\n", of_prefill and plan.text(of_prefill, more) or ("No prefill launches: %s\n"):format(more))
   if not opts.estimate then return end
   need_timing(g, diag)
   io.write("\n", estimate.text(g))
@@ -258,8 +294,9 @@ local WRITES = { generate = true, variant = true, tune = true, ["new-op"] = true
 local FLAGS = {
   ["-o"] = "output", ["--output"] = "output", ["-t"] = "target", ["--target"] = "target", ["--set"] = "set",
   ["--bench"] = "bench", ["--budget"] = "budget", ["--batch"] = "batch", ["--context"] = "context",
-  ["--seed"] = "seed", ["--like"] = "like", ["--try"] = "try", ["--name"] = "name", ["--estimate-only"] = true,
-  ["--write-estimate"] = true, ["--estimate"] = true, ["--svg"] = true, ["--layer"] = "layer",
+  ["--seed"] = "seed", ["--like"] = "like", ["--try"] = "try", ["--name"] = "name", ["--launch"] = "launch",
+  ["--estimate-only"] = true, ["--write-estimate"] = true, ["--estimate"] = true, ["--svg"] = true,
+  ["--layer"] = "layer",
   ["--untuned"] = true, ["--force"] = true, ["-h"] = true, ["--help"] = true, ["--version"] = true,
 }
 local LONG_FLAGS = {}
@@ -271,7 +308,7 @@ table.sort(LONG_FLAGS)
 local OWN = {
   bench = "tune", budget = "tune", seed = "tune", ["estimate-only"] = "tune", ["write-estimate"] = "tune",
   estimate = "plan", svg = "plan", layer = "plan --svg", batch = "tune, plan --svg", context = "tune, plan --svg",
-  like = "new-op", name = "init", force = "init",
+  like = "new-op", launch = "generate", name = "init", force = "init",
 }
 
 local function is_known(list, name)
@@ -380,6 +417,9 @@ local function dispatch(args, diag)
     wrong_use("%s has no target: -t has no meaning", command)
   end
   if opts.try and not TAKES_SPEC[command] then wrong_use("%s has no model: --try has no meaning", command) end
+  if opts.launch and not is_known(ops.LAUNCHES, opts.launch) then
+    wrong_use("--launch takes %s, not '%s'", table.concat(ops.LAUNCHES, " or "), opts.launch)
+  end
   if opts.name and not opts.name:find("^%w[%w._-]*$") then
     wrong_use("--name takes a word of a-z, A-Z, 0-9 and . _ -, not '%s'", opts.name)
   end

@@ -4,7 +4,7 @@
 -- word of the table and derives what other stages need, so that no other stage reads an op file:
 --
 --   registry.list            ops in opcode order; registry.by_name[name] is the same op
---   op.opcode                1-based, by name
+--   op.opcode                1-based, by name; those of prefill come last
 --   op.params, op.task       lists of { name =, type = }
 --   op.fields                descriptor fields in word order, { name =, type =, word =, buffer = formal name or nil };
 --                            op.word[name] is the word. Task fields come first, then one word per global buffer
@@ -22,6 +22,9 @@
 --   op.hinted                its waits are hints, because all that it uses is posted
 --   op.claim                 "queue": the op's units come to SMs at run time; nil: each task's regions are its own.
 --                            What the table says is op.may_claim; "schedule": as schedule.claim has it, see M.settle
+--                            "chunk": of a launch that takes prompts: the units are those of the chunk, and any SM's
+--                            task may have any of them
+--   op.launch                the launch that the op belongs to: "step", or "prefill"
 --   op.optional              its tasks run only in launches where a column wants them (Helper::awake), all or none;
 --                            else they wait for nothing, touch nothing and signal at once
 --   op.idle                  a spread op of which SMs without a tile have a task too: they write what they have to say
@@ -59,8 +62,10 @@ M.CLAIMS = { "static", "tail", "queue", "full" }
 --- changes `in` itself.
 M.IN, M.OUT = "in", "out"
 
--- Roles that may write global memory, with their warps: each signals after its last store.
-M.SIGNALS = { store = 2, help = 1 }
+-- Roles that may write global memory, with their warps: each signals after its last store. In a prefill launch compute
+-- writes itself, and one thread signals behind a barrier of all.
+M.SIGNALS = { step = { store = 2, help = 1 }, prefill = { compute = 1 } }
+M.LAUNCHES = { "step", "prefill" }
 -- What a shared pipeline (templates/prelude.cuh) supplies where the op has no section of its own.
 local PIPELINES = { gemm_x = { load = true, compute = true }, row_tile = {}, elementwise = {} }
 -- Pipelines that are op files of their own: all but what the op must say itself comes from there.
@@ -76,11 +81,11 @@ local TILES = {
 }
 -- Names every expression may use besides params and task fields.
 local AMBIENT = { "sm", "sms", "columns" }
-local WAIT_ORDER = { "compute", "help", "store" }
+local WAIT_ORDER = { step = { "compute", "help", "store" }, prefill = { "load", "compute" } }
 
 local TYPES = { i32 = true, f32 = true }
 local DATA_TYPES = { bf16 = true, f32 = true, i32 = true, u64 = true, number = true } -- number: bf16 or f32
--- Opcodes are bits of 32-bit words in the kernel, and 0 ends a list.
+-- Opcodes of a step are bits of 32-bit words in the kernel, and 0 ends a list.
 local MOST = 31
 local POINT_TYPES = { f32 = true }
 local TOLERANCE = 1e-5
@@ -334,7 +339,7 @@ function File:read_region(what, entry, known, op)
         self:error(region.pos, "%s: claimed, but the op has no claim = \"queue\"", what)
       end
     end
-    if reads and region.role == "load" then
+    if reads and region.role == "load" and op.claim ~= "chunk" then
       self:error(region.pos, "%s: bulk copies may read only data older than the launch", what)
     end
     if region.adds and reads then
@@ -346,8 +351,9 @@ function File:read_region(what, entry, known, op)
     if region.posts and region.adds then
       self:error(region.pos, "%s: what is added to does not tell that it is there", what)
     end
-    if not reads and region.role and not M.SIGNALS[region.role] then
-      self:error(region.pos, "%s: only %s may write global memory", what, table.concat(keys_of(M.SIGNALS), " or "))
+    local writers = M.SIGNALS[op.launch]
+    if not reads and region.role and not writers[region.role] then
+      self:error(region.pos, "%s: only %s may write global memory", what, table.concat(keys_of(writers), " or "))
     end
   end
   for _, key in ipairs({ "lo", "hi", "step" }) do
@@ -460,7 +466,7 @@ end
 
 local OP = {
   name = "string", summary = "string", pipeline = "string", points = "table", try = "table", wide = "string",
-  claim = "string", eased = "boolean", optional = "boolean", idle = "boolean", params = "table",
+  claim = "string", launch = "string", eased = "boolean", optional = "boolean", idle = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
 local OP_REQUIRED = { "name", "summary", "tile", "cost" }
@@ -621,7 +627,7 @@ end
 
 function File:derive_sync(op)
   for _, region in ipairs(op.writes) do
-    if region.global and M.SIGNALS[region.role] then
+    if region.global and M.SIGNALS[op.launch][region.role] then
       if op.signal and op.signal ~= region.role then
         self:error(region.pos, "writes '%s': by role %s, but another buffer is written by %s; one role must write all",
           region.name, region.role, op.signal)
@@ -629,18 +635,19 @@ function File:derive_sync(op)
       op.signal = op.signal or region.role
     end
   end
-  op.arrivals = op.signal and M.SIGNALS[op.signal]
-  if op.wait and not (set_of(WAIT_ORDER)[op.wait] and op.roles[op.wait]) then
+  op.arrivals = op.signal and M.SIGNALS[op.launch][op.signal]
+  local order = WAIT_ORDER[op.launch]
+  if op.wait and not (set_of(order)[op.wait] and op.roles[op.wait]) then
     self:error(self:key("wait"), "wait = \"%s\": expected one of the op's roles among %s", op.wait,
-      table.concat(WAIT_ORDER, ", "))
+      table.concat(order, ", "))
   end
-  for _, role in ipairs(WAIT_ORDER) do
+  for _, role in ipairs(order) do
     if not op.wait and op.roles[role] then
       op.wait = role
     end
   end
   if not op.wait then
-    self:error(nil, "the op has none of the roles %s", table.concat(WAIT_ORDER, ", "))
+    self:error(nil, "the op has none of the roles %s", table.concat(order, ", "))
   end
 end
 
@@ -670,7 +677,8 @@ function File:read()
   end
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
-    eased = raw.eased or false, optional = raw.optional or false, idle = raw.idle or false, tile = raw.tile or "",
+    launch = raw.launch or "step", eased = raw.eased or false, optional = raw.optional or false,
+    idle = raw.idle or false, tile = raw.tile or "",
     wide = raw.wide, wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
     points = self:read_points(raw.points), try = self:read_try(raw.try),
   }
@@ -678,8 +686,15 @@ function File:read()
     self:error(self:key("pipeline"), "unknown pipeline '%s'%s", op.pipeline,
       diagnostics.hint(op.pipeline, keys_of(PIPELINES)))
   end
-  if op.claim and op.claim ~= "queue" and op.claim ~= "schedule" then
-    self:error(self:key("claim"), "claim '%s': neither \"queue\" nor \"schedule\"", op.claim)
+  if not set_of(M.LAUNCHES)[op.launch] then
+    self:error(self:key("launch"), "launch '%s' is not one of %s", op.launch, table.concat(M.LAUNCHES, ", "))
+    op.launch = "step"
+  end
+  if op.claim and op.claim ~= "queue" and op.claim ~= "schedule" and op.claim ~= "chunk" then
+    self:error(self:key("claim"), "claim '%s': neither \"queue\" nor \"schedule\" nor \"chunk\"", op.claim)
+  end
+  if (op.claim == "chunk") ~= (op.launch == "prefill") then
+    self:error(self:key("claim"), "claim = \"chunk\" and launch = \"prefill\" go together")
   end
   op.may_claim = op.claim
   local taken = {}
@@ -821,7 +836,7 @@ end
 --- given), registry.point[name] = the op that has it; mistakes in diag.
 function M.load(root, diag, columns)
   local wide = M.is_wide(columns or M.TILE_COLUMNS)
-  local registry = { list = {}, by_name = {} }
+  local registry, found = { list = {}, by_name = {} }, { step = {}, prefill = {} }
   local names = {}
   for _, file in ipairs(assert(host.list(root .. "/templates/ops"))) do
     names[#names + 1] = file:match("^(.*)%.cu$")
@@ -838,14 +853,17 @@ function M.load(root, diag, columns)
     else
       diag:error({ file = shown, line = 1, col = 1 }, "cannot read it: %s", why)
     end
-    if op then
+    if op then found[op.launch][#found[op.launch] + 1] = op end
+  end
+  for _, launch in ipairs(M.LAUNCHES) do
+    for _, op in ipairs(found[launch]) do
       registry.list[#registry.list + 1] = op
       op.opcode = #registry.list
       registry.by_name[op.name] = op
     end
   end
-  if #registry.list > MOST then
-    diag:error(nil, "templates/ops: %d ops, but a set of opcodes in the kernel has room for %d", #registry.list, MOST)
+  if #found.step > MOST then
+    diag:error(nil, "templates/ops: %d ops, but a set of opcodes in the kernel has room for %d", #found.step, MOST)
   end
   check_sleepers(registry, diag)
   check_points(registry, diag)
@@ -904,6 +922,9 @@ function M.table(registry)
       line("  point    %s %s", point.name, point.type)
     end
     line("  waits    in %s", op.wait)
+    if op.launch ~= "step" then
+      line("  launch   %s", op.launch)
+    end
     if op.optional then
       line("  sleeps   unless a column wants it")
     end

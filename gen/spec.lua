@@ -64,6 +64,11 @@ local SCHEDULE = {
       "by its words, in buffers of each layer" },
 }
 
+local PREFILL = {
+  { "tokens", "int", min = 0, max = 65536, default = 8192,
+    doc = "most tokens of prompts that one launch takes, a multiple of 256; 0: prompts go through the step" },
+}
+
 local INSERT = {
   { "op", "word", doc = "an op of templates/ops with a buffer `in`, or with //@device inline" },
   { "value", "word", doc = "what it reads and replaces for all that read it later: a buffer, or a point of an op" },
@@ -77,6 +82,7 @@ local SPEC = {
   { "target", "word", doc = "a file of specs/targets" },
   { "shape", "shape", doc = "sizes of the model" },
   { "schedule", "map", keys = SCHEDULE, default = {}, doc = "how a step is laid out" },
+  { "prefill", "map", keys = PREFILL, default = {}, doc = "launches that take prompts alone" },
   { "insert", "maps", keys = INSERT, optional = true, doc = "ops between values; `nmkgen plan` lists the values" },
 }
 
@@ -122,6 +128,8 @@ local LIMITS = {
   { "shape.dense_ff", function(m) return m.shape.dense_ff % 16 == 0 end, "a multiple of 16: h is read in 8s" },
   { "schedule.columns", function(m) return m.schedule.columns <= 8 or m.schedule.columns % 8 == 0 end,
     "at most 8, or a multiple of 8: whole tiles of an MMA" },
+  { "prefill.tokens", function(m) return m.prefill.tokens % 256 == 0 end,
+    "a multiple of 256, the tokens of a tile" },
   { "schedule.in_flight", function(m)
       for _, n in ipairs(m.schedule.in_flight) do
         if n > m.schedule.ring_stages then return false end
@@ -387,7 +395,8 @@ function M.load(path, diag, opts)
 
   local model = {
     name = spec.model, family = spec.family, target = target, shape = spec.shape, schedule = spec.schedule,
-    family_module = family, source = sources[1], sources = sources, insert = spec.insert,
+    family_module = family, source = sources[1], sources = sources, insert = spec.insert, prefill = spec.prefill,
+    launch = "step",
   }
   local in_flight = model.schedule and model.schedule.in_flight
   for i = in_flight and #in_flight + 1 or 1, in_flight and model.schedule.columns or 0 do

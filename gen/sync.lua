@@ -28,7 +28,10 @@ local time_of = hb.time_of
 local NO_WAITS = {}
 
 -- Who runs after whose wait in one task.
-local COVERS = { compute = { compute = true, store = true }, store = { store = true }, help = { help = true } }
+local COVERS = {
+  load = { load = true, compute = true }, compute = { compute = true, store = true }, store = { store = true },
+  help = { help = true },
+}
 
 -- What sync needs of an op: accesses to global buffers and the roles that use shared-memory data.
 local function digest(g, op, shared)
@@ -221,6 +224,7 @@ function Sync:visit(node, task, d, counters, i)
   local memories = d.local_writer and {}
   for s = 1, #sets do
     local clocks = sets[s]
+    if d.wait == ROLE.load then clocks:learn(sm, ROLE.compute, ROLE.load) end
     if d.store_follows then clocks:learn(sm, STORE, ROLE.compute) end
     if memories then memories[s] = clocks:remember(sm, d.local_writer) end
     if counters and counters[s] then clocks:arrive(counters[s], sm, d.signal) end

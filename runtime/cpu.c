@@ -88,7 +88,7 @@ static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     struct nmk_vm *vm = &c->vm;
     vm->lists = at(p->lists), vm->weights = at(p->weights), vm->arena = at(p->arena);
     vm->kv_full = at(p->kv_full), vm->kv_sliding = at(p->kv_sliding);
-    vm->control = at(p->control);
+    vm->control = at(p->control), vm->chunk = c->generation->prefill_tokens ? at(p->control) : NULL;
     vm->table_full = at(p->table_full), vm->table_sliding = at(p->table_sliding), vm->table_stride = p->table_stride;
     const size_t first = (size_t)p->out_row * (size_t)c->generation->columns;
     vm->adjust = at(p->adjust), vm->tops = (nmk_tops *)at(p->tops) + first;

@@ -1,5 +1,5 @@
-/* A generation: what one run of nmkgen emitted.  A program holds several of one model, which differ in the number of
- * columns of a step.
+/* A generation: what one run of nmkgen emitted.  A program holds several of one model: steps, which differ in their
+ * number of columns, and launches that take chunks of prompts and no more.
  *
  * All of them have the same weights, packed alike, the same pages of keys and values and page tables, and descriptors
  * and structs of the same shape, so an engine can run any of them on what it has loaded.  What differs is a field here:
@@ -13,12 +13,15 @@
 #include "variant.h"
 
 typedef struct nmk_generation {
+    int prefill_tokens;     /* of prompts that a launch takes; 0: it is a step */
+    int spans, key_tokens;  /* of such a launch: most sequences, and most tokens that they see together */
     int columns;            /* of a step: NMK_COLUMNS */
     int positions;          /* of one sequence that a step may compute */
     int tickets;            /* each has two words, of even and odd epochs */
     int threads;            /* of a block, */
     int smem_bytes;         /* and its shared memory */
-    uint64_t control_bytes; /* the control block: columns first, then the stop ids */
+    uint64_t control_bytes; /* the control block: columns first, then the stop ids; of prefill struct nmk_chunk, */
+    uint64_t chunk_spans_at, chunk_tokens_at; /* and where in that its spans and tokens are */
     const uint64_t *hash, *abi_hash, *weights_hash;
     const nmk_variant *built_in; /* its schedule, */
     const nmk_buffer *buffers;   /* and where buffers are in it */
@@ -33,6 +36,9 @@ typedef struct nmk_generation {
 /* The spec's own first, then the others by their columns. */
 extern const nmk_generation *const nmk_generations[];
 extern const int nmk_generation_count;
+
+/* The one that takes prompts; NULL: they go through steps. */
+extern const nmk_generation *const nmk_prefill;
 
 /* For `rows` sequences together: the first one if it holds them (0: whatever it holds), else that with the fewest
  * columns that does.  NULL: none does. */

@@ -1,5 +1,5 @@
 /* The generations of this program.  NMK_GENERATIONS: X(NAME) for each, the spec's own first, the others by their
- * columns; or that one alone. */
+ * columns; or that one alone.  NMK_PREFILL: the one that takes prompts, if there is one. */
 #include "generation.h"
 
 #include <stdio.h>
@@ -18,6 +18,13 @@ NMK_GENERATIONS
 #define X(name) &name,
 const nmk_generation *const nmk_generations[] = {NMK_GENERATIONS};
 #undef X
+
+#ifdef NMK_PREFILL
+extern const nmk_generation NMK_PREFILL;
+const nmk_generation *const nmk_prefill = &NMK_PREFILL;
+#else
+const nmk_generation *const nmk_prefill = NULL;
+#endif
 
 /* This file knows the abi.h of the first. */
 const int nmk_rows = NMK_COLUMNS;

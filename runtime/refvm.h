@@ -21,6 +21,7 @@ enum {
 };
 
 struct nmk_vm_state;
+struct nmk_chunk;
 
 struct nmk_vm {
     const nmk_variant *variant; /* NULL: the schedule built in; the same in all steps */
@@ -29,6 +30,7 @@ struct nmk_vm {
     uint8_t *arena;
     uint8_t *kv_full, *kv_sliding; /* bf16 [page][layer of the kind][kv head][K|V][64][head_dim] */
     struct nmk_control *control;
+    const struct nmk_chunk *chunk;             /* of a launch that takes prompts, which has no control; else NULL */
     const int32_t *table_full, *table_sliding; /* [slot][table_stride] page ids, by position / 64 */
     int table_stride;
     const float *rope;           /* [position][head_dim / 2] pairs cos, sin */

@@ -331,6 +331,29 @@ static int check_model(const nmk_api *api, const nmk_api_request *q, nmk_api_err
     return nmk_request_no_model(q, e);
 }
 
+/* The prompt ends with the last message's text: what the template puts behind it is not there yet.  A template may trim
+ * the text. */
+static int cut_behind_final(job *j, nmk_buf *text) {
+    enum { BEHIND = 256 }; /* bytes that a template may put there, so that a search takes no time */
+    struct json_object *messages = j->q.messages;
+    struct json_object *last = json_object_array_get_idx(messages, json_object_array_length(messages) - 1);
+    struct json_object *content = nmk_json_get(last, "content");
+    const char *said = json_object_get_string(content);
+    size_t bytes = (size_t)json_object_get_string_len(content);
+    for (int trimmed = 0; trimmed < 2; trimmed++) {
+        for (size_t behind = 0; bytes && behind < BEHIND && bytes + behind <= text->length; behind++) {
+            size_t end = text->length - behind;
+            if (memcmp(text->data + end - bytes, said, bytes) != 0) continue;
+            text->length = end, text->data[end] = 0;
+            return 0;
+        }
+        while (bytes && strchr(" \t\r\n", said[bytes - 1])) bytes--;
+        while (bytes && strchr(" \t\r\n", *said)) said++, bytes--;
+    }
+    return nmk_api_fail(&j->error, 400, "messages", "chat_template_error",
+                        "The chat template does not end with the last message's text, so nothing can go on with it.");
+}
+
 static int render(job *j, nmk_buf *text) {
     const nmk_api *api = j->api;
     nmk_err why = {""};
@@ -345,7 +368,7 @@ static int render(job *j, nmk_buf *text) {
                             "This model came without a chat template: use /v1/completions.");
     if (nmk_template_render(api->o.chat_template, &input, text, &why))
         return nmk_api_fail(&j->error, 400, "messages", "chat_template_error", "%s", why.text);
-    return 0;
+    return j->q.continue_final ? cut_behind_final(j, text) : 0;
 }
 
 /* A text that begins with BOS keeps its one. */

@@ -595,6 +595,7 @@ static const field fields[] = {
     {"include_reasoning",  CHAT|RESP|MSG, BOOL,      0,        1,   1, R(include_reasoning)},
     {"chat_template_kwargs",  TEMPLATE, SHAPE,     .take = take_kwargs},
     {"documents",             TEMPLATE, SHAPE,     .take = take_documents},
+    {"continue_final_message",CHAT|TOK, BOOL,      0,        1,   0, R(continue_final)},
     {"add_generation_prompt", TEMPLATE, BOOL,      0,        1,   1, R(add_generation_prompt)},
 
     {"text",                  RESP,     SHAPE,     .take = nmk_responses_text},
@@ -621,7 +622,6 @@ static const field fields[] = {
     {"prompt",                RESP,     SHAPE,     .take = refuse_any},
     {"suffix",                TEXT,     SHAPE,     .take = refuse_text},
     {"chat_template",         TEMPLATE, SHAPE,     .take = refuse_text},
-    {"continue_final_message",TEMPLATE, SHAPE,     .take = refuse_true},
     {"use_beam_search",       GEN,      SHAPE,     .take = refuse_true},
     {"length_penalty",        GEN,      SHAPE,     .take = refuse_other},
     {"repeat_penalty",        GEN,      SHAPE,     .take = refuse_other},
@@ -782,6 +782,23 @@ static double calm(double temperature) {
     return temperature < least ? least : temperature;
 }
 
+/* An answer that goes on with the last message, which has to have a text then. */
+static int check_continued(job *j) {
+    nmk_api_request *r = j->r;
+    struct json_object *generation = nmk_json_get(r->root, "add_generation_prompt");
+    if (!r->continue_final) return 0;
+    if (!r->messages) return missing(j, "messages");
+    if (generation && json_object_get_boolean(generation))
+        return invalid(j, "continue_final_message", "not together with 'add_generation_prompt'");
+    struct json_object *last = at(r->messages, length(r->messages) - 1);
+    const char *role = json_object_get_string(nmk_json_get(last, "role"));
+    if (strcmp(role, "assistant") != 0 || nmk_json_get(last, "tool_calls") ||
+        !json_object_get_string_len(nmk_json_get(last, "content")))
+        return invalid(j, "continue_final_message", "the last message has to be the assistant's, with a text alone");
+    r->add_generation_prompt = false;
+    return 0;
+}
+
 /* What no field can say for itself. */
 static int check(job *j) {
     nmk_api_request *r = j->r;
@@ -790,6 +807,7 @@ static int check(job *j) {
     if (r->body == NMK_BODY_RESPONSE && nmk_responses_check(j)) return -1;
     if (((1u << r->body) & (MSG | COUNT)) && nmk_messages_check(j)) return -1;
     if (r->body == NMK_BODY_CHAT && !r->messages) return missing(j, "messages");
+    if (check_continued(j)) return -1;
     if (r->body == NMK_BODY_COMPLETION && !r->prompt_count) return missing(j, "prompt");
     if (r->body == NMK_BODY_TOKENIZE && !r->prompt_count == !r->messages)
         return r->messages ? invalid(j, "prompt", "give 'prompt' or 'messages', not both") : missing(j, "prompt");

@@ -96,6 +96,7 @@ typedef struct {
     int thinking_tokens;                      /* a cap on reasoning; -1: none */
     struct json_object *chat_template_kwargs; /* with reasoning_effort in it; NULL: none */
     bool add_generation_prompt;
+    bool continue_final; /* the last message is the assistant's, and the answer goes on with it */
 
     /* Completions, and /tokenize without messages. */
     nmk_prompt *prompt;

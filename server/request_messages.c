@@ -173,6 +173,10 @@ int nmk_messages_check(job *j) {
             json_object_array_add(all, json_object_get(at(q->messages, i)));
         q->messages = all;
     }
+    struct json_object *last = at(q->messages, length(q->messages) - 1);
+    bool own = !strcmp(json_object_get_string(nmk_json_get(last, "role")), "assistant");
+    if (own && nmk_json_get(last, "tool_calls")) return invalid(j, "messages", "the last calls have no results");
+    q->continue_final = own && json_object_get_string_len(nmk_json_get(last, "content"));
     /* who wants to see the model think says so */
     if (!nmk_json_get(q->root, "thinking") && !q->reasoning_effort && q->thinking_tokens < 0)
         q->thinking = NMK_THINKING_OFF;

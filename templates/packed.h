@@ -44,6 +44,18 @@ NMK_SHARED int nmk_packed_slot(int padded_cols, int warp, int tile, int lane) {
     return ((tile / ts * 8 + warp) * ts + tile % ts) * 32 + lane;
 }
 
+/* Where column k of an operand has to be for its products with the packed rows: the tiles in the order of memory, 16
+ * places each, and in a tile the two pairs of a lane where an MMA takes them. */
+NMK_SHARED int nmk_packed_at(int padded_cols, int k) {
+    int ts = nmk_packed_stage_tiles(padded_cols), warp, tile, c = k % 32;
+    if (ts & 1) {
+        warp = k / (padded_cols / 8), tile = k % (padded_cols / 8) / 32 * 2;
+    } else {
+        warp = k % (ts * 128) / (ts * 16), tile = k / (ts * 128) * ts + k % (ts * 16) / 32 * 2;
+    }
+    return nmk_packed_slot(padded_cols, warp, tile + c / 4 % 2, 0) / 2 + c / 2 % 2 * 8 + c / 8 * 2 + c % 2;
+}
+
 /* Rows of a head whose halves are rotated together; 0 in other layouts. */
 NMK_SHARED int nmk_packed_head(int layout) {
     return layout == NMK_PACKED_HALVES64 ? 64 : layout == NMK_PACKED_HALVES128 ? 128 : 0;

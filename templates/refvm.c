@@ -384,6 +384,8 @@ static int claim(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d, int tick
 #define XN(n) ((const uint16_t *)buffer(vm, t.xn) + (n) * P.hidden)
 #endif
 
+//@slot prefill
+
 /* ---- ops ---- */
 
 struct op {
@@ -777,7 +779,7 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
     const nmk_variant *v = variant_of(vm);
     memset(vm->arena + v->exchange_at + (vm->epoch & 1 ? v->exchange_bytes : 0), 0xff, v->exchange_bytes);
     s->awake = 0, vm->filters = 0;
-    for (int n = 0; n < NMK_COLUMNS; n++) {
+    for (int n = 0; n < NMK_COLUMNS && !vm->chunk; n++) {
         vm->out[n] = -1;
         if (!active(vm, n)) continue;
         s->awake |= vm->control->column[n].flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS);

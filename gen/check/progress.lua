@@ -175,7 +175,10 @@ function M:run_task(plan, words, start, sm, time, state)
     -- Who finds no first wait does not look for a second.
     if first == -1 then self:report("second" .. second, "%s has a second wait but no first", self:name(sm, time)) end
   end
-  for s = 1, d.store_follows and #sets or 0 do sets[s]:learn(sm, STORE, COMPUTE) end
+  for s = 1, #sets do
+    if d.wait == LOAD then sets[s]:learn(sm, COMPUTE, LOAD) end
+    if d.store_follows then sets[s]:learn(sm, STORE, COMPUTE) end
+  end
   if #d.registers > 0 then self:use_registers(plan, state, sm, time) end
   if d.local_writer then self:write_local(plan, state, words[start + W_LOCAL], sm, time) end
   self:note(plan, self.index_at[sm][time], sm)

@@ -41,8 +41,8 @@ M.TASK_BITS = 12
 M.SM_BITS = 8
 local ROLE_BITS = 2
 
--- { type, name, comment } or { type, name, comment, count }, count = a number or COLUMNS. A type is one of TYPES or a
--- struct above.
+-- { type, name, comment } or { type, name, comment, count }, count = a number, COLUMNS, or one of the family's values.
+-- A type is one of TYPES or a struct above. launch: only launches of that kind have the struct.
 local COLUMNS = "schedule.columns"
 local STRUCTS = {
   {
@@ -88,6 +88,23 @@ local STRUCTS = {
     { "f32", "logprob", "", M.TOPS },
   },
   {
+    name = "nmk_span", device = true, bytes = 16,
+    comment = "Consecutive tokens of one sequence, of those that a prefill launch takes.",
+    { "i32", "first", "token of the chunk" },
+    { "i32", "count", "" },
+    { "i32", "pos", "of the first one; pages hold what is before it" },
+    { "i32", "slot", "row of the page tables" },
+  },
+  {
+    name = "nmk_chunk", device = true, launch = "prefill",
+    comment = "What one launch takes of prompts: spans one after the other, without gaps. In place of nmk_control.",
+    { "i32", "tokens", "" },
+    { "i32", "spans", "" },
+    { "i32", "pad", "", 2 },
+    { "nmk_span", "span", "", "spans" },
+    { "i32", "token", "", "prefill_tokens" },
+  },
+  {
     name = "nmk_hang", device = true, bytes = 16,
     comment = "A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_...",
     { "u32", "word", "" },
@@ -103,7 +120,7 @@ local STRUCTS = {
     { "u64", "kv_full", "pages of the full layers" },
     { "u64", "kv_sliding", "pages of the sliding layers" },
     { "u64", "lists", "i32 [NMK_SMS][NMK_MAX_TASKS][NMK_DESC_WORDS]" },
-    { "u64", "control", "struct nmk_control" },
+    { "u64", "control", "struct nmk_control; of a prefill launch struct nmk_chunk" },
     { "u64", "table_full", "i32 [slot][table_stride]: page ids" },
     { "u64", "table_sliding", "" },
     { "u64", "counters", "u32, one per 128 bytes" },
@@ -434,18 +451,28 @@ local function size_of(kind)
   end
 end
 
-local function count_of(field, columns)
-  return field[4] == COLUMNS and columns or field[4]
+-- The structs that the model's launches have.
+local function structs_of(model)
+  local list = {}
+  for _, struct in ipairs(STRUCTS) do
+    if not struct.launch or struct.launch == model.launch then list[#list + 1] = struct end
+  end
+  return list
+end
+
+local function count_of(field, model)
+  if field[4] == COLUMNS then return model.schedule.columns end
+  return type(field[4]) == "string" and model.family_module.values(model)[field[4]] or field[4]
 end
 
 --- Offsets of a device struct's fields, and its size, by C's rules.
-local function layout(struct, columns)
+local function layout(struct, model)
   local offset, align, offsets = 0, 1, {}
   for i, field in ipairs(struct) do
     local bytes, unit = size_of(field[1])
     offset = round_up(offset, unit)
     offsets[i] = offset
-    offset = offset + bytes * (count_of(field, columns) or 1)
+    offset = offset + bytes * (count_of(field, model) or 1)
     align = math.max(align, unit)
   end
   offset = round_up(offset, align)
@@ -453,24 +480,24 @@ local function layout(struct, columns)
   return offsets, offset
 end
 
-local function declaration(types, field, columns)
+local function declaration(types, field, model)
   local kind = types[field[1]] or field[1]
   local space = kind:sub(-1) == "*" and "" or " "
-  local count = count_of(field, columns)
+  local count = count_of(field, model)
   return kind .. space .. field[2] .. (count and ("[%d]"):format(count) or "") .. ";"
 end
 
-local function emit_struct(w, struct, types, columns)
+local function emit_struct(w, struct, types, model)
   w:line("/* %s */", struct.comment)
   w:open("typedef struct %s {", struct.name)
   for _, field in ipairs(struct) do
-    w:line(declaration(types, field, columns) .. (field[3] ~= "" and (" /* %s */"):format(field[3]) or ""))
+    w:line(declaration(types, field, model) .. (field[3] ~= "" and (" /* %s */"):format(field[3]) or ""))
   end
   w:close("} %s;", struct.name)
 end
 
-local function emit_asserts(w, struct, columns)
-  local offsets, bytes = layout(struct, columns)
+local function emit_asserts(w, struct, model)
+  local offsets, bytes = layout(struct, model)
   w:line('_Static_assert(sizeof(%s) == %d, "%s: size");', struct.name, bytes, struct.name)
   for i, field in ipairs(struct) do
     w:line('_Static_assert(offsetof(%s, %s) == %d, "%s.%s: offset");', struct.name, field[2], offsets[i], struct.name,
@@ -539,9 +566,9 @@ local function emit_shared(w, ctx, types)
   w:line("")
   emit_opcodes(w, M.used_ops(ctx.graph, ctx.registry))
   w:line("")
-  for _, struct in ipairs(STRUCTS) do
+  for _, struct in ipairs(structs_of(ctx.model)) do
     if struct.device then
-      emit_struct(w, struct, types, ctx.model.schedule.columns)
+      emit_struct(w, struct, types, ctx.model)
     end
   end
 end
@@ -560,8 +587,8 @@ function M.fixed_hash(ctx)
     if not SCHEDULED[constant[1]] then w:line("%s %s", constant[1], literal(constant[2])) end
   end
   emit_opcodes(w, ctx.registry.list)
-  for _, struct in ipairs(STRUCTS) do
-    if struct.device then emit_asserts(w, struct, ctx.model.schedule.columns) end
+  for _, struct in ipairs(structs_of(ctx.model)) do
+    if struct.device then emit_asserts(w, struct, ctx.model) end
   end
   emit_arrays(w, ctx)
   return writer.fnv(w:text())
@@ -586,9 +613,9 @@ function M.header(ctx)
   w:line("")
   emit_shared(w, ctx, HOST)
   w:line("")
-  for _, struct in ipairs(STRUCTS) do
+  for _, struct in ipairs(structs_of(ctx.model)) do
     if struct.device then
-      emit_asserts(w, struct, ctx.model.schedule.columns)
+      emit_asserts(w, struct, ctx.model)
     end
   end
   w:line("")
@@ -603,9 +630,9 @@ end
 --- The same for the device, into an open writer.
 function M.device(w, ctx)
   emit_shared(w, ctx, DEVICE)
-  for _, struct in ipairs(STRUCTS) do
+  for _, struct in ipairs(structs_of(ctx.model)) do
     if struct.device then
-      local _, bytes = layout(struct, ctx.model.schedule.columns)
+      local _, bytes = layout(struct, ctx.model)
       w:line('static_assert(sizeof(%s) == %d, "%s: size");', struct.name, bytes, struct.name)
     end
   end

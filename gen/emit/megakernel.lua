@@ -155,7 +155,7 @@ local function emit_case(w, group, role, wide)
     w:line("c.wait_task(d);")
   end
   w:line(call)
-  w:line(ops.SIGNALS[role] and op.signal ~= role and "continue;" or ("goto %s_done;"):format(role))
+  w:line(ops.SIGNALS.step[role] and op.signal ~= role and "continue;" or ("goto %s_done;"):format(role))
   w:close()
 end
 
@@ -173,6 +173,19 @@ local function emit_dispatch(w, used, role, instances, wide)
     emit_case(w, group, role, wide)
   end
   w:line("%s_done:;", role)
+end
+
+--- The same of a prefill launch, where ops have load and compute alone and share no code of a pipeline. The role that
+--- waits does so before all else, but load: it may have weights to fetch first.
+local function emit_chunk_dispatch(w, used, role, instances)
+  for _, group in ipairs(groups(used, role, instances, false)) do
+    local op = group[1]
+    w:open("if (is(op, NMK_OP_%s)) {", op.name:upper())
+    w:line("const op_%s::Task t = op_%s::task(d);", op.name, op.name)
+    if op.wait == role and role ~= "load" then w:line("c.wait_task(d);") end
+    w:line("op_%s::%s(c, t);", op.name, role)
+    w:close()
+  end
 end
 
 --- A set of opcodes as the bits of a word.
@@ -232,15 +245,20 @@ local function slots(ctx, used)
   end
   for _, role in ipairs(ops.ROLES) do
     list["dispatch " .. role] = function(w)
+      if ctx.model.launch == "prefill" then return emit_chunk_dispatch(w, used, role, instances) end
       emit_dispatch(w, used, role, instances, ops.is_wide(ctx.model.schedule.columns))
     end
   end
   return list
 end
 
--- The files pasted, in order.
-local TEMPLATES = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/prelude.cuh",
-  "templates/megakernel.cu", "templates/packed.h", "templates/pack.cu" }
+-- The files pasted, in order, by launch.
+local TEMPLATES = {
+  step = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/prelude.cuh",
+    "templates/megakernel.cu", "templates/packed.h", "templates/pack.cu" },
+  prefill = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/packed.h",
+    "templates/prelude.cuh", "templates/prefill.cu" },
+}
 
 --- Numbers that a template spells out in its assembler or its shifts, against the table in abi.lua.
 local function check_literals(text, path)
@@ -281,7 +299,7 @@ function M.text(ctx)
   abi.device(w, ctx)
   w:line("")
   local fill = slots(ctx, used)
-  for _, path in ipairs(TEMPLATES) do
+  for _, path in ipairs(TEMPLATES[ctx.model.launch]) do
     local text = assert(ctx.read(path), path)
     check_literals(text, path)
     w:template(text, path, fill)

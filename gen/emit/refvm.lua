@@ -127,6 +127,12 @@ local function slots(ctx, used)
         w:raw(assert(ctx.read(path), path))
       end
     end,
+    prefill = function(w)
+      for _, path in ipairs(ctx.model.launch == "prefill" and { "templates/packed.h", "templates/prefill.c" } or {}) do
+        w:source(1, path)
+        w:raw(assert(ctx.read(path), path))
+      end
+    end,
     table = function(w)
       for _, op in ipairs(ctx.registry.list) do
         local only_help = op.roles.help and not (op.roles.load or op.roles.compute or op.roles.store)

@@ -113,7 +113,8 @@ local CONFIG = {
 
 function M.model()
   return {
-    name = "small", family_module = FAMILY, config = CONFIG, sources = { "specs/small.yaml" }, shape = { width = 64 },
+    name = "small", launch = "step",
+    family_module = FAMILY, config = CONFIG, sources = { "specs/small.yaml" }, shape = { width = 64 },
     target = { sms = 2, smem_bytes_per_block = 1024, arch = "sm_90a" },
     schedule = { columns = 8, ring_stages = 4, l2_stages = 0,
       in_flight = { 1, 1, 1, 1, 2, 2, 2, 2 }, split = { chunks_max = 32 },

@@ -49,7 +49,7 @@ refuses("tile without its field", AT .. "5:3: tile = \"spread\" needs the task f
   '{"count", "i32"}', "(tile+tiles)", "(tile+count)", "(tile+tiles)", "(tile+count)", '"tiles*64"', '"count*64"')
 refuses("unknown pipeline", AT .. "9:3: unknown pipeline 'gemm_y', did you mean 'gemm_x'?", "cost ",
   'pipeline = "gemm_y", cost ')
-refuses("unknown claim", AT .. [[9:3: claim 'ticket': neither "queue" nor "schedule"]], "cost ",
+refuses("unknown claim", AT .. [[9:3: claim 'ticket': neither "queue" nor "schedule" nor "chunk"]], "cost ",
   'claim = "ticket", cost ')
 refuses("a claim without a key", AT .. '9:3: claim "schedule": no parameter claim_KEY says by which of its keys',
   "cost ", 'claim = "schedule", cost ')

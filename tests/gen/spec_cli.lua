@@ -15,7 +15,7 @@ usage("unknown word", "zzzzzzzz",
 usage("unknown flag", TOY .. " --ouput x", "unknown flag '--ouput', did you mean '--output'?")
 usage("unknown short flag", TOY .. " -x",
   "unknown flag '-x', known are: --batch, --bench, --budget, --context, --estimate, --estimate-only, --force, --help, "
-  .. "--layer, --like, --name, --output, --seed, --set, --svg, --target, --try, --untuned, --version, "
+  .. "--launch, --layer, --like, --name, --output, --seed, --set, --svg, --target, --try, --untuned, --version, "
   .. "--write-estimate")
 usage("flag without argument", TOY .. " -o", "-o needs an argument")
 usage("flag with empty argument", TOY .. " --output=", "--output needs an argument")
@@ -52,7 +52,8 @@ t.same("unknown target by flag", status .. out .. err,
 status, _, err = t.run("build/nmkgen check -t h100 " .. TOY)
 t.same("another target by flag", status .. err, "0")
 status, out, err = t.run("build/nmkgen check " .. TOY)
-local line = "^nmc%-toy: 5 layers, %d+ nodes, %d+ tasks on 132 SMs, proven\n$"
+local line = "^nmc%-toy: 5 layers, %d+ nodes, %d+ tasks on 132 SMs, proven; "
+  .. "prefill of up to %d+ tokens: %d+ nodes, proven\n$"
 t.case("check", status == 0 and err == "" and out:find(line) ~= nil, status .. out .. err)
 status, out, err = t.run("build/nmkgen plan " .. TOY)
 t.case("plan", status == 0 and err == "" and out ~= "", status .. err)

@@ -61,8 +61,8 @@ mistake("no model_type", FAMILY, 'M.model_types = { "cohere2_moe" }', "M.model_t
   { "LINE:3: model_types: no model_type of config.json is named" })
 mistake("several model_types", FAMILY, 'M.model_types = { "cohere2_moe" }', 'M.model_types = { "a", "b" }',
   { 'LINE:3: model_types: of several, a key of shape has to say which, by config = "model_type"' })
-mistake("wave", LIBRARY, '{ "router", after = { "norm" }, moe', '{ "router", after = { "down" }, moe',
-  { "specs/families/cohere2_moe.lua:1:1: waves: 'router' is after 'down', which does not stand before it" })
+mistake("wave", LIBRARY, '{ "residual", after = { "o_proj", "down" } }', '{ "residual", after = { "o_proj", "dawn" } }',
+  { "specs/families/cohere2_moe.lua:1:1: waves: 'residual' is after 'dawn', which does not stand before it" })
 mistake("rule", FAMILY, 'uses = { "layers" }', 'uses = { "layer" }',
   { "<M.rules =>:3: rules: rule 1 is not { key, test, expectation, uses = { keys } } of keys of shape" })
 mistake("rule's uses", FAMILY, 'uses = { "layers" }', 'uses = 7',

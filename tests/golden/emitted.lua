@@ -3,7 +3,10 @@
 -- `make golden` (NMK_GOLDEN=write) rewrites the files; read the diff.
 
 local MODEL = "nmc-toy"
-local FILES = { "megakernel.cu", "abi.h", "encoder.c", "refvm.c", "op_tests.h", "plan.txt" }
+local FILES = {
+  "megakernel.cu", "abi.h", "encoder.c", "refvm.c", "op_tests.h", "plan.txt",
+  "prefill/megakernel.cu", "prefill/abi.h", "prefill/encoder.c", "prefill/refvm.c", "prefill/plan.txt",
+}
 local made, golden = "build/tests/golden", "tests/golden/" .. MODEL
 
 dofile("tests/helper_host.lua")
@@ -30,7 +33,9 @@ local function first_difference(a, b)
   end
 end
 
-local command = ("mkdir -p %s && build/nmkgen specs/%s.yaml -o %s >%s/log 2>&1"):format(made, MODEL, made, made)
+local command = ("mkdir -p %s/prefill && build/nmkgen specs/%s.yaml -o %s >%s/log 2>&1 && " ..
+  "build/nmkgen specs/%s.yaml --launch prefill -o %s/prefill >%s/log 2>&1"):format(made, MODEL, made, made, MODEL, made,
+  made)
 if not os.execute(command) then
   io.write(read(made .. "/log") or "")
   print("not ok - golden: nmkgen refuses specs/" .. MODEL .. ".yaml")
@@ -38,7 +43,7 @@ if not os.execute(command) then
 end
 
 local write, failed = os.getenv("NMK_GOLDEN") == "write", false
-if write then os.execute("mkdir -p " .. golden) end
+if write then os.execute("mkdir -p " .. golden .. "/prefill") end
 for _, name in ipairs(FILES) do
   local now = own(assert(read(made .. "/" .. name), name))
   local path = golden .. "/" .. name

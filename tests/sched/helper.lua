@@ -25,12 +25,14 @@ local function numbers(text, section)
   return values
 end
 
---- A model as spec.load leaves it. over: { shape = {}, schedule = {}, sms = n, family = what it makes of the family }.
+--- A model as spec.load leaves it. over: { shape = {}, schedule = {}, sms = n, family = what it makes of the family,
+--- launch = "prefill": as its prefill generation sees it }.
 function M.model(name, over)
   over = over or {}
   local spec = read(("specs/%s.yaml"):format(name))
   local model = {
-    name = name, source = ("specs/%s.yaml"):format(name), shape = numbers(spec, "shape"),
+    name = name, launch = "step", prefill = { tokens = 1024 },
+    source = ("specs/%s.yaml"):format(name), shape = numbers(spec, "shape"),
     target = numbers(read(("specs/targets/%s.yaml"):format(spec:match("target:%s*(%S+)")))),
     schedule = {
       columns = 8, reuse_buffers = true, ring_stages = 12, split = { chunks_max = 32 },
@@ -47,6 +49,7 @@ function M.model(name, over)
   for _, item in ipairs(family.shape) do
     if model.shape[item[1]] == nil then model.shape[item[1]] = item.default end
   end
+  if over.launch then model = assert(require("prefill").of(model)) end
   return model
 end
 

@@ -224,29 +224,27 @@ function M.run(self, asleep)
   end
   for sm = 0, g.sms - 1 do locals[sm] = { copies = {}, completed = { [0] = 0, 0 }, writer = {} } end
   for _, buffer in ipairs(g.buffers) do units[buffer] = {} end
-  -- Who claims what is settled by chance: any SM that has a task of the node.
+  -- Who claims what is settled by chance: any SM that has a task of the node. Of each use of a task its units.
+  local claims = {}
   for sm = 0, g.sms - 1 do
     for _, task in ipairs(self.lists[sm]) do
-      for _, use in ipairs(task.uses) do
+      for i, use in ipairs(task.uses) do
         if use.claim then
-          claimed[task.node] = claimed[task.node] or {}
-          table.insert(claimed[task.node], { task = task, units = {} })
+          local uses = claimed[task.node] or {}
+          claimed[task.node], claims[use] = uses, {}
+          uses[i] = uses[i] or {}
+          table.insert(uses[i], use)
         end
       end
     end
   end
-  local claims = {}
-  for node, tasks in pairs(claimed) do
-    for _, use in ipairs(tasks[1].task.uses) do
-      if use.claim then
-        for unit = 0, use.buffer.extent - 1 do
-          local lucky = tasks[math.random(#tasks)]
-          lucky.units[#lucky.units + 1] = unit
-        end
+  for _, node in ipairs(g.nodes) do
+    for i = 1, claimed[node] and #node.spec.reads + #node.spec.writes or 0 do
+      local uses = claimed[node][i]
+      for unit = 0, uses and uses[1].buffer.extent - 1 or -1 do
+        table.insert(claims[uses[math.random(#uses)]], unit)
       end
     end
-    for _, entry in ipairs(tasks) do claims[entry.task] = entry.units end
-    claimed[node] = nil
   end
 
   local function see(thread, use, task)
@@ -280,7 +278,7 @@ function M.run(self, asleep)
         end
       end
     elseif use.claim then
-      for _, unit in ipairs(claims[task]) do
+      for _, unit in ipairs(claims[use]) do
         if unit % 2 == thread.warp then touch(unit) end
       end
     elseif not how[task].idle then

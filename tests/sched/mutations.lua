@@ -18,7 +18,8 @@ math.randomseed(tonumber(os.getenv("NMK_SEED")) or 1)
 -- Seven tiles of owners on three SMs: three passes, the last of which one SM has.
 local HIDDEN = { [1] = 32, [3] = 112 }
 
-local function build(reuse, passes, attention)
+local function build(reuse, passes, attention, launch)
+  SMALL.launch = launch
   SMALL.schedule.claim = { up = "queue", attention = attention }
   SMALL.schedule.reuse_buffers, SMALL.shape.hidden = reuse, HIDDEN[passes]
   local g = helper.build("nmc-toy", SMALL)
@@ -90,9 +91,13 @@ function change.instance(b)
   b:set(sm, task, "local", math.max(0, b:get(sm, task, "local") + math.random(-2, 2)))
 end
 
-local names = {}
-for name in pairs(change) do names[#names + 1] = name end
-table.sort(names)
+-- What can be changed in lists of a launch: a prefill one keeps nothing on an SM.
+local function changes(launch)
+  local names = {}
+  for name in pairs(change) do names[#names + 1] = not (launch and name == "instance") and name or nil end
+  table.sort(names)
+  return names
+end
 
 -- What the machine finds in so many runs, or nil.
 local function shown(g, words)
@@ -103,11 +108,13 @@ local function shown(g, words)
   end
 end
 
-local CASES = { { true, 1, "static" }, { false, 1, "static" }, { true, 3, "static" }, { true, 1, "queue" } }
+local CASES = { { true, 1, "static" }, { false, 1, "static" }, { true, 3, "static" }, { true, 1, "queue" },
+  { true, 1, "static", "prefill" } }
 for _, case in ipairs(CASES) do
-  local reuse, passes, attention = table.unpack(case)
-  local g, words = build(reuse, passes, attention)
-  local what = (reuse and "buffers reused" or "a buffer for each layer") ..
+  local reuse, passes, attention, launch = table.unpack(case)
+  local g, words = build(reuse, passes, attention, launch)
+  local names = changes(launch)
+  local what = launch or (reuse and "buffers reused" or "a buffer for each layer") ..
     (passes > 1 and ", owners in passes" or "") .. (attention == "queue" and ", attention claimed" or "")
   helper.proved("small lists, " .. what, g, words)
   local m = machine.new(g, words)

@@ -73,6 +73,47 @@ static void test_blocks(void) {
                      "Go on." END BOT);
 }
 
+/* An answer that goes on with what the assistant is said to have begun. */
+static void test_continued(void) {
+    prompt_ends("a turn of the assistant's that is not over",
+                "{\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
+                "\"content\":\"It is \"}]}",
+                USER "q" END BOT "<|END_THINKING|><|START_TEXT|>It is ");
+    reply r = ask("{\"max_tokens\":9,\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
+                  "\"content\":[{\"type\":\"text\",\"text\":\"It is\"}]}]}",
+                  " 4.<|END_TEXT|><|END_OF_TURN_TOKEN|>", NMK_BATCH_STOP, NULL);
+    check(!strcmp(text_at(r.json, "content.0.text"), " 4.") && !at(r.json, "content.1"), "and what comes behind it",
+          "%s", r.body);
+    reply_free(&r);
+    nmk_buf prompt;
+    int id = submits + 1;
+    static const char chat[] = "{\"continue_final_message\":true,\"messages\":[{\"role\":\"user\",\"content\":\"q\"},"
+                               "{\"role\":\"assistant\",\"content\":\"q\"}]}";
+    int fd = request_open(port, "POST", "/v1/chat/completions", KEY, chat);
+    for (int i = 0; i < 2000 && submits < id; i++) usleep(1000);
+    prompt = prompt_of(id);
+    say(id, "x"), end(id, NMK_BATCH_LENGTH, NULL);
+    r = reply_read(fd);
+    check(strstr(prompt.data, USER "q" END BOT "<|END_THINKING|><|START_TEXT|>q") &&
+              prompt.data[prompt.length - 1] == 'q' && !strcmp(text_at(r.json, "choices.0.message.content"), "x"),
+          "continue_final_message of a chat", "%s", prompt.data);
+    nmk_buf_free(&prompt), reply_free(&r);
+    static const char *const refusals[] = {
+        "{\"continue_final_message\":true,\"messages\":[{\"role\":\"user\",\"content\":\"q\"}]}",
+        "{\"continue_final_message\":true,\"messages\":[{\"role\":\"assistant\",\"content\":\"\"}]}",
+        "{\"continue_final_message\":true,\"messages\":[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":["
+        "{\"function\":{\"name\":\"f\"}}]}]}",
+        "{\"continue_final_message\":true,\"add_generation_prompt\":true,\"messages\":[{\"role\":\"assistant\","
+        "\"content\":\"a\"}]}",
+        "{\"continue_final_message\":1,\"messages\":[{\"role\":\"assistant\",\"content\":\"a\"}]}"};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        r = post_key("/v1/chat/completions", refusals[i]);
+        check(r.status == 400 && !strcmp(text_at(r.json, "error.param"), "continue_final_message"), refusals[i],
+              "%d %s", r.status, r.body);
+        reply_free(&r);
+    }
+}
+
 static void test_whole(void) {
     reply r = ask("{" THINK "," TOOLS "," ASK "}",
                   "Hm<|END_THINKING|><|START_TEXT|>Wait.<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\", "
@@ -210,6 +251,9 @@ static void test_refused(void) {
          "messages[0].content[0].name"},
         {"{\"max_tokens\":9,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\"}]}]}",
          "messages[0].content[0].thinking"},
+        {"{\"max_tokens\":9,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"c\","
+         "\"name\":\"f\"}]}]}",
+         "messages"},
         {"{\"system\":7," ASK "}", "system"},
         {"{\"system\":[{\"type\":\"image\"}]," ASK "}", "system[0].type"},
         {"{\"system\":[{\"type\":\"text\"}]," ASK "}", "system[0].text"},
@@ -283,6 +327,7 @@ int main(void) {
     nmk_api_options o = {0};
     play(&o, keys, 1);
     test_blocks();
+    test_continued();
     test_whole();
     test_stream();
     test_count();

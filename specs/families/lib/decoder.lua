@@ -34,10 +34,12 @@
 --   front(m), back(m)   ordered nodes before the first and after the last layer
 --   block(i, m)         nodes of layer i by wave name; waves that the layer lacks are nil
 --     a node is { op, tiles | units, fields = constant task fields, weights = { task field = { array, layer } },
---     residual = r }
+--     residual = r, from = { buffer = the earlier layer that left it, -1: what is before the layers } }
 --     tiles: 16 output rows each (8 pairs for gate_up) of a spread or owner op; units: of a cyclic op.
 --     Formal buffers have the actual buffer's name, except x (residual in) and y (residual out), which the graph binds,
 --     to what stands before and after addition r of the layer.
+--   prefill             the same of launches that take prompts, for which m.prefill says how: waves, values(m),
+--                       buffers(m), front(m), block(i, m); may be left out: then prompts go through the step
 --   arrays(m)           packed weight arrays, ordered; element = layer - layer0 (then expert); see below
 --   tensors(m)          checkpoint tensors, ordered: where each one's rows go in its array
 --   rope(m)             the angle by which each pair of dimensions turns from one position to the next, head_dim/2 of
@@ -156,6 +158,35 @@ local SEQUENTIAL = {
   { "mlp_residual", after = { "down" } },
 }
 
+-- The waves of a prefill launch, in the order in which an SM does them: what waits for a result stands behind what does
+-- not, so that few SMs stand still while the last units of a wave are done.
+local PREFILL_PARALLEL = {
+  { "norm", after = {} },
+  { "router", after = { "norm" }, moe = true },
+  { "qkv", after = { "norm" } },
+  { "route", after = { "router" }, moe = true },
+  { "unpack", after = { "qkv" } },
+  { "sort", after = { "route" }, moe = true },
+  { "up", after = { "norm", "sort" } },
+  { "attention", after = { "unpack" } },
+  { "down", after = { "up" } },
+  { "o_proj", after = { "attention" } },
+}
+
+local PREFILL_SEQUENTIAL = {
+  { "norm", after = {} },
+  { "qkv", after = { "norm" } },
+  { "unpack", after = { "qkv" } },
+  { "attention", after = { "unpack" } },
+  { "o_proj", after = { "attention" } },
+  { "mlp_norm", after = { "o_proj" } },
+  { "router", after = { "mlp_norm" }, moe = true },
+  { "route", after = { "router" }, moe = true },
+  { "sort", after = { "route" }, moe = true },
+  { "up", after = { "mlp_norm", "sort" } },
+  { "down", after = { "up" } },
+}
+
 local ROUTES = { sigmoid = 0, chosen = 1, all = 2 }
 
 local function has_key(M, name)
@@ -171,13 +202,16 @@ local function waves_of(all, moe)
     if moe or not wave.moe then
       local after = {}
       for _, before in ipairs(wave.after) do
-        if moe or before ~= "route" then after[#after + 1] = before end
+        if moe or before ~= "route" and before ~= "sort" then after[#after + 1] = before end
       end
       waves[#waves + 1] = { wave[1], after = after }
     end
   end
   return waves
 end
+
+-- Of a prefill launch: most rows whose prompts one chunk may hold; keys of a tile of attention.
+local SPANS, KEY_TILE = 64, 128
 
 local function round_up(n, unit) return (n + unit - 1) // unit * unit end
 
@@ -363,6 +397,96 @@ function decoder.complete(M, facts)
     return block
   end
 
+  parts.prefill = { waves = waves_of(facts.sequential and PREFILL_SEQUENTIAL or PREFILL_PARALLEL, moe) }
+
+  function parts.prefill.values(m)
+    local s, tokens = m.shape, m.prefill.tokens
+    local v = M.values(m)
+    v.prefill_tokens, v.spans = tokens, SPANS
+    v.key_tokens = math.max(round_up(s.max_context, KEY_TILE), tokens + KEY_TILE * SPANS)
+    v.pair_rows = s.experts and round_up(tokens * s.experts_per_token, 64) + 64 * s.experts or 0
+    v.o_bias = number(fact("o_bias", s))
+    return v
+  end
+
+  -- Rows are tokens of the chunk, or pairs of a token and an expert.  One unit each: who reads a buffer waits for all
+  -- of it.  operand: rows in blocks of 64 x 64, as wide as packed weights are.
+  function parts.prefill.buffers(m)
+    local s, v, list = m.shape, M.prefill.values(m), {}
+    local tokens, most = v.prefill_tokens, math.max(v.experts_per_token, 1)
+    local function buffer(name, bytes) list[#list + 1] = { name = name, bytes = bytes, extent = 1 } end
+    local function operand(name, rows, width) buffer(name, rows * round_up(width, 256) * 2) end
+    buffer("x0", tokens * s.hidden * 4)
+    buffer("x1", tokens * s.hidden * 4)
+    buffer("places", tokens * 2 * 4)
+    operand("xn", tokens, s.hidden)
+    operand("xn_rows", moe and tokens or 64, s.hidden)
+    buffer("q", tokens * v.q_width * 2)
+    buffer("pages", 128)                                                -- stands for what qkv appends
+    buffer("keys", v.key_tokens * s.kv_heads * s.head_dim * 2)
+    buffer("values", v.key_tokens * s.kv_heads * s.head_dim * 2)
+    operand("attn", tokens, v.q_width)
+    buffer("o", tokens * s.hidden * 2)
+    if moe then
+      buffer("logits", tokens * router_rows(s) * 4)
+      buffer("choice", tokens * most * 4)
+      buffer("weight", tokens * most * 4)
+      buffer("counts", m.target.sms * s.experts * 4)
+      buffer("first", (s.experts + 1) * 4)
+      buffer("pair", v.pair_rows * 4)
+      operand("h", v.pair_rows, s.expert_ff)
+    end
+    if s.dense_ff then operand("dense_h", tokens, s.dense_ff) end
+    buffer("mlp", tokens * most * s.hidden * 2)
+    return list
+  end
+
+  function parts.prefill.front()
+    return { { op = "prefill_embed", weights = { weight_kib = { array = "embed", layer = 0 } } } }
+  end
+
+  -- The last layer ends with its keys and values: what the last token says is for a decode step to find out.
+  function parts.prefill.block(i, m)
+    local s, kind = m.shape, M.layer(i, m.shape)
+    local last, sliding = i == s.layers - 1, number(kind.attention == "sliding")
+    local function node(op, array, fields)
+      local weights = array and { weight_kib = { array = array, layer = i } }
+      return { op = "prefill_" .. op, weights = weights, fields = fields }
+    end
+    -- o, mlp: what is added; rows: of the MLP before, one for each expert of a token.
+    local function norm(array, residual, o, mlp, rows)
+      return { op = "prefill_norm", residual = residual, weights = { gamma_kib = { array = array, layer = i } },
+               fields = { from_o = number(o), from_mlp = number(mlp), mlp_rows = rows },
+               from = { o = o and residual == 0 and i - 1 or i, mlp = mlp and i - 1 or i } }
+    end
+    local function rows_of(layer) return M.layer(layer, s).mlp == "dense" and 1 or s.experts_per_token end
+    local qkv = node("qkv", "qkv", { rope = number(kind.rope), sliding = sliding, kv_layer = kind.kv_layer,
+                                     first_row = last and s.heads * s.head_dim or 0 })
+    qkv.from = { places = -1 }
+    local function vector(to, field, array, present)
+      if present then to.weights[field] = { array = array, layer = i } else to.fields[field] = 0 end
+    end
+    vector(qkv, "bias_kib", "qkv_bias", fact("qkv_bias", s))
+    vector(qkv, "gamma_kib", "qk_norm", fact("qk_norm", s))
+    local block = {
+      norm = norm("norm", 0, i > 0 and not facts.sequential, i > 0, i > 0 and rows_of(i - 1) or 1), qkv = qkv,
+    }
+    if last then return block end
+    local of_kind = { sliding = sliding, kv_layer = kind.kv_layer }
+    block.unpack = node("unpack", nil, of_kind)
+    block.attention = node("attention", nil, { sliding = sliding })
+    block.o_proj = node("o_proj", "o", {})
+    vector(block.o_proj, "bias_kib", "o_bias", fact("o_bias", s))
+    if facts.sequential then block.mlp_norm = norm("mlp_norm", 1, true, false, 1) end
+    if kind.mlp == "dense" then
+      block.up, block.down = node("up", "dense_up"), node("down", "dense_down")
+    else
+      block.router, block.route, block.sort = node("router", "router"), node("route"), node("sort")
+      block.up, block.down = node("expert_up", "up"), node("expert_down", "down")
+    end
+    return block
+  end
+
   -- experts = 0: no expert dimension.  gate_up: gate rows, then up rows; vector: one row, not a matrix.
   function parts.arrays(m)
     local s = m.shape
@@ -457,7 +581,7 @@ function decoder.complete(M, facts)
   end
 
   for _, part in ipairs({ "rules", "residuals", "waves", "layer", "values", "buffers", "front", "back", "block",
-                          "arrays", "tensors", "rope", "config" }) do
+                          "prefill", "arrays", "tensors", "rope", "config" }) do
     if M[part] == nil then M[part] = parts[part] end
   end
   return M

@@ -94,7 +94,7 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 21
+#define NMK_OPCODES 34
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -280,6 +280,13 @@ typedef struct nmk_tops {
     int32_t id[20]; /* the most likely tokens, best first */
     float logprob[20];
 } nmk_tops;
+/* Consecutive tokens of one sequence, of those that a prefill launch takes. */
+typedef struct nmk_span {
+    int32_t first; /* token of the chunk */
+    int32_t count;
+    int32_t pos; /* of the first one; pages hold what is before it */
+    int32_t slot; /* row of the page tables */
+} nmk_span;
 /* A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     uint32_t word;
@@ -294,7 +301,7 @@ typedef struct nmk_params {
     uint64_t kv_full; /* pages of the full layers */
     uint64_t kv_sliding; /* pages of the sliding layers */
     uint64_t lists; /* i32 [NMK_SMS][NMK_MAX_TASKS][NMK_DESC_WORDS] */
-    uint64_t control; /* struct nmk_control */
+    uint64_t control; /* struct nmk_control; of a prefill launch struct nmk_chunk */
     uint64_t table_full; /* i32 [slot][table_stride]: page ids */
     uint64_t table_sliding;
     uint64_t counters; /* u32, one per 128 bytes */
@@ -349,6 +356,11 @@ _Static_assert(offsetof(nmk_tops, chosen) == 0, "nmk_tops.chosen: offset");
 _Static_assert(offsetof(nmk_tops, pad) == 4, "nmk_tops.pad: offset");
 _Static_assert(offsetof(nmk_tops, id) == 8, "nmk_tops.id: offset");
 _Static_assert(offsetof(nmk_tops, logprob) == 88, "nmk_tops.logprob: offset");
+_Static_assert(sizeof(nmk_span) == 16, "nmk_span: size");
+_Static_assert(offsetof(nmk_span, first) == 0, "nmk_span.first: offset");
+_Static_assert(offsetof(nmk_span, count) == 4, "nmk_span.count: offset");
+_Static_assert(offsetof(nmk_span, pos) == 8, "nmk_span.pos: offset");
+_Static_assert(offsetof(nmk_span, slot) == 12, "nmk_span.slot: offset");
 _Static_assert(sizeof(nmk_hang) == 16, "nmk_hang: size");
 _Static_assert(offsetof(nmk_hang, word) == 0, "nmk_hang.word: offset");
 _Static_assert(offsetof(nmk_hang, counter) == 4, "nmk_hang.counter: offset");

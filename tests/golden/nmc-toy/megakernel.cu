@@ -90,7 +90,7 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 21
+#define NMK_OPCODES 34
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -276,6 +276,13 @@ typedef struct nmk_tops {
     int id[20]; /* the most likely tokens, best first */
     float logprob[20];
 } nmk_tops;
+/* Consecutive tokens of one sequence, of those that a prefill launch takes. */
+typedef struct nmk_span {
+    int first; /* token of the chunk */
+    int count;
+    int pos; /* of the first one; pages hold what is before it */
+    int slot; /* row of the page tables */
+} nmk_span;
 /* A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     unsigned int word;
@@ -290,7 +297,7 @@ typedef struct nmk_params {
     unsigned long long kv_full; /* pages of the full layers */
     unsigned long long kv_sliding; /* pages of the sliding layers */
     unsigned long long lists; /* i32 [NMK_SMS][NMK_MAX_TASKS][NMK_DESC_WORDS] */
-    unsigned long long control; /* struct nmk_control */
+    unsigned long long control; /* struct nmk_control; of a prefill launch struct nmk_chunk */
     unsigned long long table_full; /* i32 [slot][table_stride]: page ids */
     unsigned long long table_sliding;
     unsigned long long counters; /* u32, one per 128 bytes */
@@ -318,6 +325,7 @@ static_assert(sizeof(nmk_column) == 64, "nmk_column: size");
 static_assert(sizeof(nmk_control) == 640, "nmk_control: size");
 static_assert(sizeof(nmk_adjust) == 8, "nmk_adjust: size");
 static_assert(sizeof(nmk_tops) == 168, "nmk_tops: size");
+static_assert(sizeof(nmk_span) == 16, "nmk_span: size");
 static_assert(sizeof(nmk_hang) == 16, "nmk_hang: size");
 static_assert(sizeof(nmk_params) == 192, "nmk_params: size");
 

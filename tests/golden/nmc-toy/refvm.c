@@ -4,6 +4,7 @@
 ... templates/sampling.h
 ... templates/claim.h
 ... templates/refvm.c
+... templates/refvm.c
     {2, 0, 0}, /* attention */
     {1, 1, 0}, /* clear_cuts */
     {1, 1, 0}, /* combine */
@@ -24,6 +25,19 @@
     {2, 0, 0}, /* router */
     {0, 1, 0}, /* sample */
     {1, 1, 0}, /* wide_norm */
+    {1, 0, 0}, /* prefill_attention */
+    {1, 0, 0}, /* prefill_down */
+    {1, 0, 0}, /* prefill_embed */
+    {1, 0, 0}, /* prefill_expert_down */
+    {1, 0, 0}, /* prefill_expert_up */
+    {1, 0, 0}, /* prefill_norm */
+    {1, 0, 0}, /* prefill_o_proj */
+    {1, 0, 0}, /* prefill_qkv */
+    {1, 0, 0}, /* prefill_route */
+    {1, 0, 0}, /* prefill_router */
+    {1, 0, 0}, /* prefill_sort */
+    {1, 0, 0}, /* prefill_unpack */
+    {1, 0, 0}, /* prefill_up */
 ... templates/refvm.c
 static const struct {
     int32_t heads;

@@ -1,0 +1,27 @@
+/*@op
+  name    = "prefill_embed",
+  summary = "x = E[token] of every token of the chunk; where each one stands: position, row of the page tables",
+  launch  = "prefill",
+  claim   = "chunk",
+  params  = { {"hidden", "i32"} },
+  tile    = "every",
+  task    = { {"weight_kib", "i32"} },
+  reads   = { {"chunk", role = "compute", launch = "older"} },
+  writes  = { {"x", "f32", role = "compute", claim = true}, {"places", "i32", role = "compute", claim = true} },
+  cost    = "0",
+@*/
+//@device compute
+DEVICE void compute(Consumer &c, const Task &t) {}
+
+//@reference
+float *x = buffer(vm, t.x);
+int32_t *places = buffer(vm, t.places);
+for (int i = 0; i < vm->chunk->spans; i++) {
+    const struct nmk_span *s = &vm->chunk->span[i];
+    for (int n = s->first; n < s->first + s->count; n++) {
+        if (n % NMK_SMS != sm->id) continue;
+        const uint16_t *e = weight_row(vm, t.weight_kib, 0, 0, P.hidden, vm->chunk->token[n]);
+        for (int k = 0; k < P.hidden; k++) x[(size_t)n * P.hidden + k] = bf16_value(e[k]);
+        places[2 * n] = s->pos + n - s->first, places[2 * n + 1] = s->slot;
+    }
+}

@@ -1,0 +1,46 @@
+/*@op
+  name    = "prefill_route",
+  summary = "top-k of the logits of the SM's share of the tokens, ascending, with weights; how often each is chosen",
+  launch  = "prefill",
+  claim   = "chunk",
+  params  = { {"experts", "i32"}, {"experts_per_token", "i32"}, {"route_score", "i32"} },
+  tile    = "every",
+  task    = { },
+  reads   = { {"logits", "f32", role = "compute", lo = "0", hi = "1"} },
+  writes  = { {"choice", "i32", role = "compute", claim = true}, {"weight", "f32", role = "compute", claim = true},
+              {"counts", "i32", role = "compute", claim = true} },
+  cost    = "0",
+@*/
+//@device compute
+DEVICE void compute(Consumer &c, const Task &t) {}
+
+//@reference
+/* The rule of ops/route.cu: the largest logits, ties to the lowest expert; a weight is the logit's sigmoid, or its
+ * softmax over those chosen (1) or over all (2). */
+const int rows = (P.experts + 15) / 16 * 16;
+int32_t *choices = buffer(vm, t.choice), *counts = (int32_t *)buffer(vm, t.counts) + sm->id * P.experts;
+float *weights = buffer(vm, t.weight);
+int end, first = routed(vm->chunk->tokens, sm->id, &end);
+memset(counts, 0, sizeof(int32_t) * (size_t)P.experts);
+for (int n = first; n < end; n++) {
+    const float *logits = vm->forced ? (const float *)(vm->forced + (size_t)t.logits * 128) : buffer(vm, t.logits);
+    char chosen[P.experts];
+    float most = 0, all = 0;
+    logits += (size_t)n * rows;
+    memset(chosen, 0, sizeof chosen);
+    for (int k = 0; k < P.experts_per_token; k++) {
+        int best = -1;
+        for (int e = 0; e < P.experts; e++)
+            if (!chosen[e] && (best < 0 || logits[e] > logits[best])) best = e;
+        chosen[best] = 1;
+        if (k == 0) most = logits[best];
+        all += expf(logits[best] - most);
+    }
+    if (P.route_score == 2)
+        for (int e = (int)(all = 0); e < P.experts; e++) all += expf(logits[e] - most);
+    for (int e = 0, k = n * P.experts_per_token; e < P.experts; e++) {
+        if (!chosen[e]) continue;
+        choices[k] = e, counts[e]++;
+        weights[k++] = P.route_score ? expf(logits[e] - most) / all : 1 / (1 + expf(-logits[e]));
+    }
+}
