@@ -365,6 +365,18 @@ $(patsubst %,build/tests/$(1)/ops/%,cases attention): build/tests/$(1)/ops/%: bu
 	@echo "  link  $$@"
 	@$(CC) $(LDFLAGS) -o $$@ $$^ -lpthread -lm
 
+$(if $(call prefill_of,$(1)),
+build/$(1)/prefill/tests/ops/%.o: tests/ops/%.c | build/$(1)/prefill/.generated
+	@mkdir -p $$(@D)
+	@echo "  cc    $$< ($(1)/prefill)"
+	@$$($(1)/prefill_COMPILE) -c -o $$@ $$<
+
+build/tests/$(1)/prefill/cases: build/$(1)/prefill/tests/ops/cases.o build/$(1)/obj/util.o \
+    $(patsubst %,build/$(1)/prefill/obj/%.o,encoder built_in)
+	@mkdir -p $$(@D)
+	@echo "  link  $$@"
+	@$(CC) $(LDFLAGS) -o $$@ $$^ -lpthread -lm)
+
 $(1)_PROGRAMS := $(foreach p,$(PROGRAMS),$(if $(wildcard runtime/$(p).c),build/$(1)/nmk-$(p))) build/$(1)/nmk-serve
 $(1)_BENCH    := $(patsubst tests/bench/%.c,build/$(1)/bench-%,$(wildcard tests/bench/*.c))
 $(1)_GPU      := $(patsubst tests/%.c,build/tests/$(1)/%,$(wildcard tests/gpu/*.c))
@@ -414,7 +426,7 @@ conformance: deps-build
 
 build/$(TOY)/tests/models/%.o: $(TOY)_COMPILE += -DCHECKPOINT='"examples/$(TOY)"'
 TINY_TESTS := $(TINY_MODELS:%=build/tests/%/models/golden) $(TINY_MODELS:%=build/tests/%/models/prefill) \
-    build/tests/$(TOY)/models/prefill
+    build/tests/$(TOY)/models/prefill build/tests/$(TOY)/prefill/cases
 $(foreach m,$(OP_MODEL),$(eval $(call model,$(m),specs/$(TOY).yaml,--try $(OP))))
 
 .PHONY: test-op

@@ -81,3 +81,27 @@ for (int i = 0; i < vm->chunk->spans; i++) {
                 }
     }
 }
+
+//@test tolerance=0.01 a softmax of what each token sees, where values are one-hot
+/* Keys are zeros, so all that a token sees counts alike; value j is 1 in dim pos % head_dim: the output counts them. */
+const int width = P.heads * P.head_dim;
+uint16_t *q = input(test, t.q), *keys = input(test, t.keys), *values = input(test, t.values);
+float *attn = expect_bf16(test, t.attn);
+for (int i = 0; i < test->chunk.spans; i++) {
+    const struct seen s = seen_by(&test->chunk, i, t.sliding, P.window);
+    for (int head = 0; head < P.kv_heads; head++)
+        for (int j = 0; j < s.tiles * KEY_TILE; j++)
+            for (int dim = 0; dim < P.head_dim; dim++) {
+                keys[key_at(head, s.base + j, dim)] = 0;
+                values[value_at(head, s.base + j, dim)] = bf16_round((s.low + j) % P.head_dim == dim);
+            }
+    for (int n = s.first; n < s.first + s.count; n++)
+        for (int k = 0; k < width; k++) {
+            const int pos = s.pos + n - s.first, lo = t.sliding && pos >= P.window ? pos + 1 - P.window : 0;
+            int seen = 0;
+            for (int p = lo; p <= pos; p++) seen += p % P.head_dim == k % P.head_dim;
+            q[n * width + k] = bf16_round(uniform(test, -2, 2));
+            attn[operand_at(width, (size_t)n, nmk_packed_at(nmk_packed_cols(width), k))] =
+                (float)seen / (float)(pos + 1 - lo);
+        }
+}

@@ -25,3 +25,12 @@ for (int i = 0; i < vm->chunk->spans; i++) {
         places[2 * n] = s->pos + n - s->first, places[2 * n + 1] = s->slot;
     }
 }
+
+//@test tolerance=0 says where every token stands
+int32_t n = 0;
+float *places = expect_f32(test, t.places);
+for (int i = 0; i < test->chunk.spans; i++)
+    for (int k = 0; k < test->chunk.span[i].count; k++, n++) {
+        const int32_t place[2] = {test->chunk.span[i].pos + k, test->chunk.span[i].slot};
+        memcpy(places + 2 * n, place, sizeof place); /* as bits: small whole numbers are numbers too */
+    }

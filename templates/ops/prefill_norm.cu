@@ -44,3 +44,21 @@ for (size_t n = (size_t)sm->id; n < (size_t)vm->chunk->tokens; n += NMK_SMS) {
         if (P.experts) row[at] = bf16_round(v);
     }
 }
+
+//@test tolerance=1e-5 adds what the layer before left
+/* the weights, so gamma, are zeros here: xn is too; y is what is looked at */
+float *x = input(test, t.x), *y = expect_f32(test, t.y), *xn = expect_bf16(test, t.xn);
+uint16_t *o = input(test, t.o), *mlp = input(test, t.mlp);
+for (int n = 0; live(test, n); n++)
+    for (int k = 0; k < P.hidden; k++) {
+        float sum = x[n * P.hidden + k] = uniform(test, -3, 3);
+        o[n * P.hidden + k] = bf16_round(uniform(test, -1, 1));
+        if (t.from_o) sum += bf16_value(o[n * P.hidden + k]);
+        for (int i = 0; i < t.mlp_rows; i++) {
+            uint16_t *v = &mlp[(n * t.mlp_rows + i) * P.hidden + k];
+            *v = bf16_round(uniform(test, -1, 1));
+            if (t.from_mlp) sum += bf16_value(*v);
+        }
+        y[n * P.hidden + k] = sum;
+        xn[operand_at(P.hidden, (size_t)n, nmk_packed_at(nmk_packed_cols(P.hidden), k))] = 0;
+    }

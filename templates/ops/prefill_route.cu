@@ -44,3 +44,32 @@ for (int n = first; n < end; n++) {
         weights[k++] = P.route_score ? expf(logits[e] - most) / all : 1 / (1 + expf(-logits[e]));
     }
 }
+
+//@test tolerance=1e-5 the largest logits, the lower of two that are equal, and how often each is chosen
+/* Logits are those of expert e + shift, so the largest are known: the last ones, turned by the shift. */
+float *logits = input(test, t.logits), *weight = expect_f32(test, t.weight), *choice = expect_f32(test, t.choice);
+const int rows = (P.experts + 15) / 16 * 16, most = P.experts_per_token;
+for (int n = 0; live(test, n); n++) {
+    char chosen[P.experts];
+    double all = 0, every = 0;
+    for (int e = 0; e < P.experts; e++) {
+        const int rank = (e + 5 * n) % P.experts; /* all are different, but the last that is chosen has an equal */
+        logits[n * rows + e] = (float)(rank == P.experts - most - 1 ? rank + 1 : rank) / 4 - 1;
+    }
+    int left = most;
+    for (int e = 0; e < P.experts; e++) {
+        const int rank = (e + 5 * n) % P.experts;
+        chosen[e] = rank > P.experts - most, left -= chosen[e];
+        every += exp(logits[n * rows + e]);
+    }
+    for (int e = 0; e < P.experts && left; e++)
+        if (!chosen[e] && (e + 5 * n) % P.experts >= P.experts - most - 1) chosen[e] = 1, left--;
+    for (int e = 0; e < P.experts; e++) all += chosen[e] ? exp(logits[n * rows + e]) : 0;
+    for (int e = 0, k = n * most; e < P.experts; e++) {
+        const double score = logits[n * rows + e];
+        if (!chosen[e]) continue;
+        memcpy(choice + k, &(int32_t){e}, 4);
+        weight[k] = (float)(P.route_score == 0 ? 1 / (1 + exp(-score)) : exp(score) / (P.route_score == 1 ? all : every));
+        k++;
+    }
+}

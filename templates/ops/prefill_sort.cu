@@ -31,3 +31,28 @@ for (int e = 0; e < P.experts; e++) {
     start = next;
 }
 for (int i = first * P.experts_per_token; i < end * P.experts_per_token; i++) pairs[at[choices[i]]++] = i;
+
+//@test tolerance=0 every expert's pairs in ascending order, from a multiple of 64 on
+/* Token n chooses n % 3 and the experts after it, so many as a token has, in steps of 3. */
+int32_t *choice = input(test, t.choice), *counts = input(test, t.counts), at[P.experts + 1];
+float *first = expect_f32(test, t.first), *pair = expect_f32(test, t.pair);
+memset(counts, 0, sizeof(int32_t) * NMK_SMS * (size_t)P.experts);
+for (int s = 0; s < NMK_SMS; s++) {
+    int end, n = routed(test->chunk.tokens, s, &end);
+    for (; n < end; n++)
+        for (int k = 0; k < P.experts_per_token; k++) {
+            choice[n * P.experts_per_token + k] = n % 3 + 3 * k;
+            counts[s * P.experts + n % 3 + 3 * k]++;
+        }
+}
+at[0] = 0;
+for (int e = 0; e < P.experts; e++) {
+    int32_t next = at[e];
+    memcpy(first + e, &next, 4);
+    for (int n = 0; live(test, n); n++)
+        for (int k = 0; k < P.experts_per_token; k++)
+            if (choice[n * P.experts_per_token + k] == e)
+                memcpy(pair + next++, &(int32_t){n * P.experts_per_token + k}, 4);
+    at[e + 1] = (next + 63) / 64 * 64;
+}
+memcpy(first + P.experts, at + P.experts, 4);

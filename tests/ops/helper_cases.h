@@ -2,7 +2,7 @@
  *
  * A section fills what its op reads and says what the op must then have left; it knows nothing of tasks: all of the
  * node's are run, on all SMs.  What it does not fill is NaN, so that an op which reads elsewhere is found out.  A case
- * runs twice, with all columns live and with some.
+ * runs twice, with all columns live and with some; a chunk of prompts has three spans, then a short one alone.
  *
  * Include refvm.c before, op_tests.h behind. */
 #ifndef NMK_TESTS_OPS_HELPER_CASES_H
@@ -19,6 +19,9 @@ struct op_output {
 struct op_test {
     struct nmk_vm vm;
     nmk_control control;
+#ifdef NMK_PREFILL_TOKENS
+    nmk_chunk chunk;
+#endif
     const int32_t *task; /* the node's first */
     struct vm_sm sm[NMK_SMS];
     struct op_output output[MOST_OUTPUTS];
@@ -37,7 +40,12 @@ struct op_case {
 
 /* ---- for sections ---- */
 
+#ifdef NMK_PREFILL_TOKENS
+/* Whether the chunk has token n. */
+__attribute__((unused)) static int live(const struct op_test *test, int n) { return n < test->chunk.tokens; }
+#else
 __attribute__((unused)) static int live(const struct op_test *test, int column) { return active(&test->vm, column); }
+#endif
 
 /* Uniform in low .. high. */
 __attribute__((unused)) static float uniform(struct op_test *test, double low, double high) {
@@ -107,6 +115,13 @@ static void begin_case(struct op_test *test, const struct op_case *c, int pass, 
         test->control.column[n] =
             (nmk_column){.pos = on ? n : -1, .base = on ? n : 0, .group = n, .slot = n, .flags = 1, .remaining = 9};
     }
+#ifdef NMK_PREFILL_TOKENS
+    const nmk_span span[PASSES][3] = {{{0, 70, 5, 2}, {70, 1, 0, 0}, {71, 129, 300, 1}}, {{0, 13, 63, 0}}};
+    test->chunk.spans = pass ? 1 : 3, test->chunk.tokens = pass ? 13 : 200;
+    memcpy(test->chunk.span, span[pass], sizeof span[pass]);
+    for (int n = 0; n < test->chunk.tokens; n++) test->chunk.token[n] = n * 37 % NMK_VOCAB;
+    test->vm.control = NULL, test->vm.chunk = &test->chunk;
+#endif
     for (int s = 0; s < NMK_SMS; s++) test->sm[s].id = s;
     test->task = first_task(vm->lists, c->opcode);
     memset(vm->arena, 0xff, (size_t)NMK_ARENA_BYTES);
