@@ -69,7 +69,7 @@ for (int n = 0; live(test, n); n++) {
         const double score = logits[n * rows + e];
         if (!chosen[e]) continue;
         memcpy(choice + k, &(int32_t){e}, 4);
-        weight[k] = (float)(P.route_score == 0 ? 1 / (1 + exp(-score)) : exp(score) / (P.route_score == 1 ? all : every));
-        k++;
+        const double share = exp(score) / (P.route_score == 1 ? all : every);
+        weight[k++] = (float)(P.route_score == 0 ? 1 / (1 + exp(-score)) : share);
     }
 }

@@ -15,8 +15,8 @@
 DEVICE void compute(Consumer &c, const Task &t) {}
 
 //@reference
-/* Whole tiles of keys; positions of which no page is held, or that are still to come, become zeros: what is masked must
- * be a number. */
+/* Whole tiles of keys.  Of pages that are not held all becomes zeros; of a page that is, what is still to come stays in
+ * K, whose scores are masked, and becomes zeros in V: that is multiplied. */
 uint16_t *keys = buffer(vm, t.keys), *values = buffer(vm, t.values);
 const int layers = t.sliding ? P.sliding_layers : P.full_layers;
 const uint16_t zeros[HEAD_DIM] = {0};
@@ -27,10 +27,10 @@ for (int i = 0; i < vm->chunk->spans; i++) {
         const int head = u % P.kv_heads, tile = u / P.kv_heads;
         if (unit++ % NMK_SMS != sm->id) continue;
         for (int j = tile * KEY_TILE; j < (tile + 1) * KEY_TILE; j++) {
-            const int pos = s.low + j, held = pos < s.end && pos / PAGE >= s.lo / PAGE;
+            const int pos = s.low + j, held = pos / PAGE * PAGE < s.end && pos / PAGE >= s.lo / PAGE;
             const uint16_t *k = zeros, *v = zeros;
             if (held) k = page_row(vm, s.slot, pos, t.sliding, layers, t.kv_layer, P.kv_heads, head, 0);
-            if (held) v = page_row(vm, s.slot, pos, t.sliding, layers, t.kv_layer, P.kv_heads, head, 1);
+            if (held && pos < s.end) v = page_row(vm, s.slot, pos, t.sliding, layers, t.kv_layer, P.kv_heads, head, 1);
             for (int d8 = 0; d8 < P.head_dim; d8 += 8)
                 memcpy(keys + key_at(head, s.base + j, d8), k + d8, 16);
             for (int dim = 0; dim < P.head_dim; dim++) values[value_at(head, s.base + j, dim)] = v[dim];
