@@ -15,8 +15,10 @@ enum { BLOCKS = 32, TIMES = 64 };
 
 typedef struct {
     nmk_machine base;
-    const nmk_generation *generation;
-    struct nmk_vm vm;
+    struct {
+        const nmk_generation *generation; /* NULL: not loaded */
+        struct nmk_vm vm;
+    } launch[NMK_LAUNCHES];
     struct {
         void *p;
         uint64_t bytes;
@@ -32,7 +34,8 @@ static void *at(uint64_t address) { return (void *)(uintptr_t)address; }
 static void cpu_close(nmk_machine *m) {
     cpu_machine *c = of(m);
     if (!c) return;
-    c->generation->vm_close(&c->vm);
+    for (int i = 0; i < NMK_LAUNCHES; i++)
+        if (c->launch[i].generation) c->launch[i].generation->vm_close(&c->launch[i].vm);
     for (int i = 0; i < BLOCKS; i++)
         if (c->block[i].p) munmap(c->block[i].p, c->block[i].bytes);
     free(m->out), free(m->tops), free((void *)(uintptr_t)m->hang), free(m->masks), free(m->masks_until);
@@ -83,14 +86,24 @@ static int cpu_fill(nmk_machine *m, uint64_t dst, int byte, uint64_t bytes, nmk_
     return 0;
 }
 
-static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
+static int cpu_load_chunks(nmk_machine *m, const nmk_generation *n, const nmk_options *o, nmk_err *e) {
+    (void)o, (void)e;
     cpu_machine *c = of(m);
-    struct nmk_vm *vm = &c->vm;
+    c->launch[NMK_CHUNKS].generation = n;
+    c->launch[NMK_CHUNKS].vm = (struct nmk_vm){.threads = c->launch[NMK_STEPS].vm.threads, .variant = n->built_in};
+    return 0;
+}
+
+static int cpu_queue_step(nmk_machine *m, int launch, const nmk_params *p, nmk_err *e) {
+    cpu_machine *c = of(m);
+    const nmk_generation *n = c->launch[launch].generation;
+    struct nmk_vm *vm = &c->launch[launch].vm;
     vm->lists = at(p->lists), vm->weights = at(p->weights), vm->arena = at(p->arena);
     vm->kv_full = at(p->kv_full), vm->kv_sliding = at(p->kv_sliding);
-    vm->control = at(p->control), vm->chunk = c->generation->prefill_tokens ? at(p->control) : NULL;
+    vm->control = launch == NMK_STEPS ? at(p->control) : NULL;
+    vm->chunk = launch == NMK_CHUNKS ? at(p->control) : NULL;
     vm->table_full = at(p->table_full), vm->table_sliding = at(p->table_sliding), vm->table_stride = p->table_stride;
-    const size_t first = (size_t)p->out_row * (size_t)c->generation->columns;
+    const size_t first = (size_t)p->out_row * (size_t)c->launch[NMK_STEPS].generation->columns;
     vm->adjust = at(p->adjust), vm->tops = (nmk_tops *)at(p->tops) + first;
     vm->masks = at(p->masks), vm->masks_until = at(p->masks_until);
     vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + first;
@@ -98,7 +111,7 @@ static int cpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
     vm->trace = at(p->trace);
     char why[sizeof e->text];
     uint64_t start_ns = nmk_now_ns();
-    int rc = c->generation->vm_step(vm, why, sizeof why);
+    int rc = n->vm_step(vm, why, sizeof why);
     c->ms[c->steps++ % TIMES] = 1e-6 * (double)(nmk_now_ns() - start_ns);
     return rc ? nmk_fail(e, "the CPU machine: %.900s", why) : 0;
 }
@@ -147,6 +160,7 @@ static const struct nmk_machine_calls calls = {
     .write = cpu_write,
     .fill = cpu_fill,
     .queue_write = cpu_write,
+    .load_chunks = cpu_load_chunks,
     .queue_step = cpu_queue_step,
     .wait_step = cpu_wait_step,
     .wait_all = cpu_wait_all,
@@ -166,24 +180,25 @@ int nmk_cpu_machine_open(nmk_machine **machine, const nmk_generation *n, const n
     cpu_machine *c = xcalloc(1, sizeof *c);
     nmk_machine *m = &c->base;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    c->vm.threads = o->cpu_threads > 0 ? o->cpu_threads : cores > 16 ? 16 : cores > 0 ? (int)cores : 1;
-    if (c->vm.threads > NMK_VM_THREADS) c->vm.threads = NMK_VM_THREADS;
-    m->calls = &calls, m->most_ahead = 1, c->vm.variant = v, c->generation = n;
+    struct nmk_vm *vm = &c->launch[NMK_STEPS].vm;
+    vm->threads = o->cpu_threads > 0 ? o->cpu_threads : cores > 16 ? 16 : cores > 0 ? (int)cores : 1;
+    if (vm->threads > NMK_VM_THREADS) vm->threads = NMK_VM_THREADS;
+    m->calls = &calls, m->most_ahead = 1, vm->variant = v, c->launch[NMK_STEPS].generation = n;
     m->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     m->out = xcalloc(tokens, sizeof *m->out);
     m->tops = xcalloc(tokens, sizeof *m->tops);
     m->tops_address = (uint64_t)(uintptr_t)m->tops;
-    m->hang = xcalloc(NMK_HANGS, sizeof *m->hang);
+    m->hang = xcalloc(NMK_LAUNCHES * NMK_HANGS, sizeof *m->hang);
     m->masks = xcalloc(masks * NMK_MASK_WORDS, sizeof *m->masks);
     m->masks_until = xcalloc(NMK_MASK_RING * NMK_SMS, sizeof *m->masks_until * NMK_MASK_FLAGS);
     m->masks_address = (uint64_t)(uintptr_t)m->masks, m->masks_until_address = (uint64_t)(uintptr_t)m->masks_until;
     m->out_address = (uint64_t)(uintptr_t)m->out, m->hang_address = (uint64_t)(uintptr_t)m->hang;
-    snprintf(m->name, sizeof m->name, "cpu (%d thread%s)", c->vm.threads, c->vm.threads == 1 ? "" : "s");
+    snprintf(m->name, sizeof m->name, "cpu (%d thread%s)", vm->threads, vm->threads == 1 ? "" : "s");
     *machine = m;
     return 0;
 }
 
 void nmk_cpu_machine_force(nmk_machine *m, const void *arena) {
     assert(m->calls == &calls);
-    of(m)->vm.forced = arena;
+    of(m)->launch[NMK_STEPS].vm.forced = arena;
 }

@@ -193,8 +193,35 @@ static int open_lists(nmk_engine *g, nmk_err *e) {
     return upload(g->machine, &g->params.lists, g->lists, words * sizeof *g->lists, "task lists", e);
 }
 
-static uint64_t counters_bytes(const nmk_engine *g) { return (uint64_t)g->variant->counters * LINE_BYTES; }
-static uint64_t tickets_bytes(const nmk_engine *g) { return (uint64_t)g->generation->tickets * 2 * LINE_BYTES; }
+static uint64_t counters_bytes(const nmk_variant *v) { return (uint64_t)v->counters * LINE_BYTES; }
+static uint64_t tickets_bytes(const nmk_generation *n) { return (uint64_t)n->tickets * 2 * LINE_BYTES; }
+
+/* What every kind of launch has for itself. */
+static int open_launch(nmk_machine *m, nmk_params *p, const nmk_generation *n, const nmk_variant *v, nmk_err *e) {
+    if (m->calls->alloc(m, &p->arena, v->arena_bytes, "activations", e)) return -1;
+    if (m->calls->alloc(m, &p->counters, counters_bytes(v), "counters", e)) return -1;
+    return m->calls->alloc(m, &p->tickets, tickets_bytes(n), "tickets", e);
+}
+
+static int open_prefill(nmk_engine *g, const nmk_options *o, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    nmk_params *p = &g->prefill.params;
+    const nmk_generation *n = o->no_prefill ? NULL : nmk_prefill;
+    /* The toolchain does not emit the device code of these launches yet: on a GPU steps feed prompts, unless a test has
+     * something in its place. */
+    if (m->on_gpu && !getenv("NMK_GPU_PREFILL")) n = NULL;
+    if (!n) return 0;
+    const size_t words = (size_t)NMK_SMS * (size_t)n->built_in->max_tasks * NMK_DESC_WORDS;
+    if (check_hash(n, e) || m->calls->load_chunks(m, n, o, e)) return -1;
+    if (!(g->prefill.lists = nmk_variant_lists(n->built_in, n, e))) return -1;
+    if (upload(m, &p->lists, g->prefill.lists, words * sizeof *g->prefill.lists, "task lists", e)) return -1;
+    if (open_launch(m, p, n, n->built_in, e)) return -1;
+    if (m->calls->alloc(m, &p->control, n->control_bytes, "a chunk of prompts", e)) return -1;
+    p->hang = m->hang_address + sizeof *m->hang * NMK_HANGS;
+    g->prefill.block = xcalloc(1, n->control_bytes);
+    g->prefill.generation = n;
+    return 0;
+}
 
 /* No word of the buffers whose words tell that they are there is there. */
 static int clear_exchange(nmk_engine *g, nmk_err *e) {
@@ -215,14 +242,12 @@ static int clear_exchange(nmk_engine *g, nmk_err *e) {
 static int open_state(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_params *p = &g->params;
-    if (m->calls->alloc(m, &p->arena, g->variant->arena_bytes, "activations", e) || clear_exchange(g, e)) return -1;
+    if (open_launch(m, p, g->generation, g->variant, e) || clear_exchange(g, e)) return -1;
     if (m->calls->alloc(m, &p->control, g->generation->control_bytes, "control block", e)) return -1;
     if (m->calls->alloc(m, &p->adjust, sizeof(nmk_adjust) * NMK_VOCAB * (uint64_t)g->rows, "adjustments of logits", e))
         return -1;
     if (m->calls->alloc(m, &p->masks_taken, sizeof(uint32_t) * NMK_MASK_WORDS * (uint64_t)g->columns, "masks", e))
         return -1;
-    if (m->calls->alloc(m, &p->counters, counters_bytes(g), "counters", e)) return -1;
-    if (m->calls->alloc(m, &p->tickets, tickets_bytes(g), "tickets", e)) return -1;
     if (m->calls->alloc(m, &p->abort, LINE_BYTES, "abort flag", e)) return -1;
     float *rope = rope_table(g->max_len);
     int rc = upload(m, &p->rope, rope, (uint64_t)g->max_len * NMK_HEAD_DIM * sizeof *rope, "rope table", e);
@@ -312,14 +337,17 @@ int nmk_engine_open(nmk_engine **engine, const nmk_options *o, nmk_err *e) {
     if (g->steps_ahead > g->machine->most_ahead) g->steps_ahead = g->machine->most_ahead;
     nmk_engine_set_ring(g, o->ring_stages, o->in_flight);
     g->params.patience_ms = patience_ms();
-    if (open_lists(g, e) || open_state(g, e) || open_weights(g, checkpoint, o, e) || open_kv(g, o, e)) goto out;
+    if (open_lists(g, e) || open_state(g, e) || open_prefill(g, o, e) || open_weights(g, checkpoint, o, e) ||
+        open_kv(g, o, e))
+        goto out;
     if (g->machine->calls->wait_all(g->machine, e)) goto out;
 
     g->stats.model = nmk_model_name, g->stats.device = g->machine->name, g->stats.on_gpu = g->machine->on_gpu;
     g->stats.columns = g->columns, g->stats.rows = g->rows;
+    g->stats.prefill_tokens = nmk_engine_chunk_tokens(g);
     g->stats.max_len = longest_row(g), g->stats.vocab = g->vocab, g->stats.stop_count = g->stop_count;
     memcpy(g->stats.stop_ids, g->stop_ids, sizeof g->stop_ids);
-    const nmk_jit_result *kernel = &g->machine->kernel;
+    const nmk_jit_result *kernel = &g->machine->kernel[NMK_STEPS];
     g->stats.kernel_seconds = g->machine->kernel_seconds, g->stats.kernel_cached = kernel->cached;
     g->stats.registers = kernel->registers, g->stats.code_bytes = kernel->text_bytes;
     g->stats.spill_bytes = kernel->spill_store_bytes + kernel->spill_load_bytes;
@@ -337,16 +365,17 @@ void nmk_engine_close(nmk_engine *g) {
     nmk_machine *m = g->machine;
     if (m) {
         nmk_err ignored;
-        const nmk_params *p = &g->params;
-        uint64_t owned[] = {p->weights, p->arena, p->kv_full,    p->kv_sliding,    p->lists,
-                            p->control, p->rope,  p->table_full, p->table_sliding, p->counters,
-                            p->tickets, p->abort, p->adjust,     p->masks_taken};
+        const nmk_params *p = &g->params, *q = &g->prefill.params;
+        uint64_t owned[] = {p->weights, p->arena,   p->kv_full,    p->kv_sliding,    p->lists,
+                            p->control, p->rope,    p->table_full, p->table_sliding, p->counters,
+                            p->tickets, p->abort,   p->adjust,     p->masks_taken,   q->arena,
+                            q->lists,   q->control, q->counters,   q->tickets};
         if (m->calls->enter(m, &ignored) == 0 && m->calls->wait_all(m, &ignored) == 0)
             for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) m->calls->release(m, owned[i]);
         m->calls->close(m);
     }
     nmk_kv_free(&g->kv);
-    free(g->lists);
+    free(g->lists), free(g->prefill.lists), free(g->prefill.block);
     nmk_variant_free(g->opened);
     pthread_mutex_destroy(&g->mask_lock);
     free(g);
@@ -373,14 +402,16 @@ int nmk_engine_send_row(nmk_engine *g, int row, nmk_err *e) {
     return 0;
 }
 
-int nmk_engine_take_row(nmk_engine *g, int row, int tokens, nmk_err *e) {
-    if (nmk_kv_take(&g->kv, row, tokens, e)) return -1;
+static int take_row(nmk_engine *g, int row, int tokens, int launch, nmk_err *e) {
+    if (nmk_kv_take(&g->kv, row, tokens, launch, e)) return -1;
     if (nmk_engine_send_row(g, row, e)) {
         nmk_kv_drop(&g->kv, row);
         return -1;
     }
     return 0;
 }
+
+int nmk_engine_take_row(nmk_engine *g, int row, int tokens, nmk_err *e) { return take_row(g, row, tokens, 0, e); }
 
 int nmk_engine_drop_row(nmk_engine *g, int row, nmk_err *e) {
     nmk_kv_drop(&g->kv, row);
@@ -547,18 +578,39 @@ int nmk_engine_get_columns(nmk_engine *g, nmk_column *column, nmk_err *e) {
 
 /* ---- steps ---- */
 
+static int restart_launch(nmk_machine *m, nmk_params *p, const nmk_generation *n, const nmk_variant *v, nmk_err *e) {
+    p->epoch = 0;
+    if (m->calls->fill(m, p->counters, 0, counters_bytes(v), e)) return -1;
+    return m->calls->fill(m, p->tickets, 0, tickets_bytes(n), e);
+}
+
 /* The pages of live rows are worth nothing then, so their owners have to begin anew. */
 int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
-    nmk_params *p = &g->params;
-    if (m->calls->wait_all(m, e) || m->calls->fill(m, p->counters, 0, counters_bytes(g), e) ||
-        m->calls->fill(m, p->tickets, 0, tickets_bytes(g), e) || clear_exchange(g, e) ||
-        m->calls->fill(m, p->abort, 0, LINE_BYTES, e) || m->calls->wait_all(m, e))
+    const nmk_generation *n = g->prefill.generation;
+    if (m->calls->wait_all(m, e) || restart_launch(m, &g->params, g->generation, g->variant, e) ||
+        (n && restart_launch(m, &g->prefill.params, n, n->built_in, e)) || clear_exchange(g, e) ||
+        m->calls->fill(m, g->params.abort, 0, LINE_BYTES, e) || m->calls->wait_all(m, e))
         return -1;
-    memset((void *)(uintptr_t)m->hang, 0, sizeof *m->hang * NMK_HANGS);
+    memset((void *)(uintptr_t)m->hang, 0, sizeof *m->hang * NMK_LAUNCHES * NMK_HANGS);
     pthread_mutex_lock(&g->mask_lock);
     memset(m->masks_until, 0, sizeof *m->masks_until * NMK_MASK_RING * FLAGS);
-    p->epoch = 0, g->first_step = g->steps;
+    g->first_step = g->steps, g->step_epoch = 0;
+    pthread_mutex_unlock(&g->mask_lock);
+    return 0;
+}
+
+/* Queued; the number is the engine's and the machine's. */
+static int queue_launch(nmk_engine *g, int launch, const nmk_params *p, uint64_t *number, nmk_err *e) {
+    if (g->machine->calls->queue_step(g->machine, launch, p, e)) {
+        nmk_err second = {0};
+        if (nmk_engine_restart(g, &second)) nmk_fail_in(e, "the engine is lost");
+        return -1;
+    }
+    pthread_mutex_lock(&g->mask_lock);
+    g->step_epoch += launch == NMK_STEPS;
+    g->epoch_of[g->steps % NMK_OUT_RING] = g->step_epoch;
+    *number = g->steps++;
     pthread_mutex_unlock(&g->mask_lock);
     return 0;
 }
@@ -575,12 +627,31 @@ int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e)
     /* The producer waits for what has landed by its place in the ring, so no more than the ring can be on its way. */
     if (p->in_flight > p->ring_stages) p->in_flight = p->ring_stages;
     for (int c = 0; c < g->columns; c++) g->machine->out[p->out_row * g->columns + c] = NOT_WRITTEN;
-    if (g->machine->calls->queue_step(g->machine, p, e)) {
-        nmk_err second = {0};
-        if (nmk_engine_restart(g, &second)) nmk_fail_in(e, "the engine is lost");
-        return -1;
-    }
-    *number = g->steps++;
+    return queue_launch(g, NMK_STEPS, p, number, e);
+}
+
+/* ---- chunks ---- */
+
+/* Keys are gathered in tiles (templates/prefill.c), at most all of a sequence. */
+enum { KEY_TILE = 128 };
+
+int nmk_engine_chunk_tokens(const nmk_engine *g) {
+    return g->prefill.generation ? g->prefill.generation->prefill_tokens : 0;
+}
+
+int64_t nmk_engine_span_keys(int pos, int count) { return ((int64_t)pos + count + KEY_TILE - 1) / KEY_TILE * KEY_TILE; }
+
+int nmk_engine_span_room(const nmk_engine *g, int pos, int64_t keys) {
+    int64_t room = (g->prefill.generation->key_tokens - keys) / KEY_TILE * KEY_TILE - pos;
+    return room < 0 ? 0 : room < nmk_engine_chunk_tokens(g) ? (int)room : nmk_engine_chunk_tokens(g);
+}
+
+/* The chunk block is written in pieces that a queued write takes. */
+static int send_chunk(nmk_engine *g, uint64_t bytes, nmk_err *e) {
+    for (uint64_t at = 0; at < bytes; at += NMK_QUEUED_BYTES)
+        if (g->machine->calls->queue_write(g->machine, g->prefill.params.control + at, g->prefill.block + at,
+                                           min_u64(bytes - at, NMK_QUEUED_BYTES), e))
+            return -1;
     return 0;
 }
 
@@ -592,7 +663,8 @@ void nmk_engine_give_mask(nmk_engine *g, int column, uint64_t number, const uint
     const size_t words = (NMK_VOCAB + 31) / 32;
     pthread_mutex_lock(&g->mask_lock);
     if (number >= g->first_step) { /* else it was given up */
-        const uint32_t epoch = (uint32_t)(number - g->first_step) + 1;
+        /* of the steps alone, as chunks count as steps: the next launch is one if it wants a mask */
+        const uint32_t epoch = number < g->steps ? g->epoch_of[number % NMK_OUT_RING] : g->step_epoch + 1;
         const size_t slot = epoch % NMK_MASK_RING;
         uint32_t *to = m->masks + (slot * (size_t)g->columns + (size_t)column) * NMK_MASK_WORDS;
         uint32_t *until = m->masks_until + slot * FLAGS + column;
@@ -601,6 +673,35 @@ void nmk_engine_give_mask(nmk_engine *g, int column, uint64_t number, const uint
             if ((int32_t)(epoch - *until) > 0) __atomic_store_n(until, epoch, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&g->mask_lock);
+}
+
+int nmk_engine_queue_chunk(nmk_engine *g, const nmk_span *span, int spans, const int32_t *tokens, uint64_t *number,
+                           nmk_err *e) {
+    const nmk_generation *n = g->prefill.generation;
+    int32_t *head = (int32_t *)(void *)g->prefill.block;
+
+    int64_t keys = 0;
+    int count = 0;
+    assert(n && spans > 0 && spans <= n->spans);
+    for (int i = 0; i < spans; i++) {
+        assert(span[i].first == count && span[i].count > 0 && span[i].pos >= 0);
+        count += span[i].count, keys += nmk_engine_span_keys(span[i].pos, span[i].count);
+    }
+    assert(count <= n->prefill_tokens && keys <= n->key_tokens);
+    head[0] = count, head[1] = spans;
+    memcpy(g->prefill.block + n->chunk_spans_at, span, sizeof *span * (size_t)spans);
+    memcpy(g->prefill.block + n->chunk_tokens_at, tokens, sizeof *tokens * (size_t)count);
+    if (send_chunk(g, n->chunk_tokens_at + sizeof *tokens * (size_t)count, e)) return -1;
+
+    const nmk_params *own = &g->prefill.params;
+    nmk_params p = g->params;
+    p.arena = own->arena, p.lists = own->lists, p.control = own->control, p.counters = own->counters;
+    p.tickets = own->tickets, p.hang = own->hang, p.trace = 0;
+    p.epoch = ++g->prefill.params.epoch;
+    p.ring_stages = p.in_flight = n->built_in->ring_stages;
+    p.out_row = (int32_t)(g->steps % NMK_OUT_RING);
+    for (int c = 0; c < g->columns; c++) g->machine->out[p.out_row * g->columns + c] = -1;
+    return queue_launch(g, NMK_CHUNKS, &p, number, e);
 }
 
 /* A step that gave up leaves records of waits for counters, or else only the word in `abort`. */
@@ -612,9 +713,13 @@ static int describe_hang(nmk_engine *g, nmk_err *e) {
     char text[600] = "the kernel gave up a step and did not say where";
     if (m->calls->wait_all(m, e)) return -1;
     const volatile nmk_hang *root = nmk_hang_root(m->hang, &count);
+    const nmk_variant *v = g->variant;
+    const int32_t *lists = g->lists;
+    if (!root && g->prefill.generation && (root = nmk_hang_root(m->hang + NMK_HANGS, &count)))
+        v = g->prefill.generation->built_in, lists = g->prefill.lists;
     if (!root && m->calls->read(m, &hang.word, g->params.abort, sizeof hang.word, &second) == 0 && hang.word)
         root = &hang;
-    if (root) nmk_hang_text(root, g->variant, g->lists, text, sizeof text);
+    if (root) nmk_hang_text(root, v, lists, text, sizeof text);
     if (count > 1) snprintf(text + strlen(text), sizeof text - strlen(text), "; %d waits in all", count);
     if (nmk_engine_restart(g, &second)) return nmk_fail(e, "%s; the engine is lost: %.300s", text, second.text);
     return nmk_fail(e, "%s", text);
@@ -678,6 +783,41 @@ static int check_requests(const nmk_engine *g, const nmk_request *rq, int count,
                 return nmk_fail(e, "prompt %d: token %d is not in 0 to %d", r + 1, rq[r].prompt[i], g->vocab - 1);
     }
     return 0;
+}
+
+/* The same in chunks, which take as many prompts as have room in them; at most `most` tokens of each. */
+static int feed_chunks(nmk_engine *g, const nmk_request *rq, int count, int most, uint64_t first, nmk_err *e) {
+    int rc = -1, *at = xcalloc((size_t)count, sizeof *at), r = 0;
+    const int room = nmk_engine_chunk_tokens(g);
+    int32_t *token = xmalloc(sizeof *token * (size_t)room);
+    while (r < count) {
+        nmk_span span[NMK_ROWS];
+        int spans = 0, tokens = 0;
+        int64_t keys = 0;
+        uint64_t number;
+        for (int i = r; i < count && spans < g->prefill.generation->spans && tokens < room; i++) {
+            int n = rq[i].prompt_tokens - 1 - at[i], keys_room = nmk_engine_span_room(g, at[i], keys);
+            if (n > room - tokens) n = room - tokens;
+            if (n > most) n = most;
+            if (n > keys_room) n = keys_room;
+            if (n <= 0) continue;
+            span[spans++] = (nmk_span){.first = tokens, .count = n, .pos = at[i], .slot = i};
+            memcpy(token + tokens, rq[i].prompt + at[i], sizeof *token * (size_t)n);
+            keys += nmk_engine_span_keys(at[i], n);
+            at[i] += n, tokens += n;
+        }
+        if (spans) {
+            if (nmk_engine_queue_chunk(g, span, spans, token, &number, e)) goto out;
+            g->stats.prompt_steps++;
+            uint64_t ahead = (uint64_t)g->steps_ahead;
+            if (number + 1 >= first + ahead && nmk_engine_wait_step(g, number + 1 - ahead, NULL, e)) goto out;
+        }
+        while (r < count && at[r] == rq[r].prompt_tokens - 1) r++;
+    }
+    rc = 0;
+out:
+    free(at), free(token);
+    return rc;
 }
 
 /* All but the last token of a prompt, `positions` a step, cut at multiples of that.  Waits for no step before
@@ -783,7 +923,7 @@ static int decode(batch *b, nmk_err *e) {
 
 int nmk_engine_generate(nmk_engine *g, nmk_request *rq, int count, unsigned flags, nmk_token_fn on_token, void *user,
                         nmk_err *e) {
-    int rc = -1, taken = 0;
+    int rc = -1, taken = 0, longest_prompt = 0;
     batch b = {.engine = g, .rq = rq, .count = count, .live = count, .on_token = on_token, .user = user};
     b.stops = !(flags & NMK_IGNORE_STOP);
     if (g->machine->calls->enter(g->machine, e)) return -1;
@@ -796,14 +936,27 @@ int nmk_engine_generate(nmk_engine *g, nmk_request *rq, int count, unsigned flag
         int room = g->max_len - rq[r].prompt_tokens;
         b.limit[r] = rq[r].max_tokens < room ? rq[r].max_tokens : room;
         s->prompt_tokens += rq[r].prompt_tokens;
-        if (nmk_engine_take_row(g, r, rq[r].prompt_tokens + b.limit[r], e)) goto out;
-        taken++;
+        if (rq[r].prompt_tokens - 1 > longest_prompt) longest_prompt = rq[r].prompt_tokens - 1;
+    }
+    /* The more tokens of a row a chunk has, the more pages its sliding layers take. */
+    int most = nmk_engine_chunk_tokens(g) < longest_prompt ? nmk_engine_chunk_tokens(g) : longest_prompt;
+    while (taken < count) {
+        if (take_row(g, taken, rq[taken].prompt_tokens + b.limit[taken], most, e) == 0)
+            taken++;
+        else if (most <= g->columns)
+            goto out;
+        else
+            for (most /= 2, e->text[0] = 0; taken > 0;) nmk_kv_drop(&g->kv, --taken);
     }
     if (nmk_engine_set_control(g, g->stop_ids, b.stops ? g->stop_count : 0, e)) goto out;
 
     uint64_t start_ns = nmk_now_ns(), first = g->steps;
-    for (int r = 0; r < count; r++)
-        if (feed_prompt(g, r, &rq[r], first, e)) goto out;
+    if (nmk_engine_chunk_tokens(g)) {
+        if (feed_chunks(g, rq, count, most > g->columns ? most : g->columns, first, e)) goto out;
+    } else {
+        for (int r = 0; r < count; r++)
+            if (feed_prompt(g, r, &rq[r], first, e)) goto out;
+    }
     if (g->steps - first > (uint64_t)g->steps_ahead) first = g->steps - (uint64_t)g->steps_ahead;
     for (; first < g->steps; first++)
         if (nmk_engine_wait_step(g, first, NULL, e)) goto out;

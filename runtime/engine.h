@@ -18,20 +18,28 @@ struct nmk_engine {
     const nmk_variant *variant;       /* and its schedule */
     nmk_variant *opened;              /* the same if it came from a folder */
     nmk_params params;                /* of the next step, apart from what queue_step sets */
+    struct {
+        const nmk_generation *generation; /* of launches that take chunks of prompts; NULL: steps feed them */
+        nmk_params params;                /* what these have of their own: arena, lists, counters, chunk block ... */
+        int32_t *lists;
+        uint8_t *block; /* host copy of the chunk */
+    } prefill;
     nmk_kv kv;
     int32_t *lists; /* host copy */
     int stop_ids[NMK_STOP_IDS], stop_count;
     int max_len, vocab;
-    int steps_ahead, in_flight; /* in_flight 0: by the number of live columns */
-    uint64_t steps;             /* queued on the machine so far */
-    pthread_mutex_t mask_lock;  /* of the machine's masks and of first_step */
-    uint64_t first_step;        /* the one of epoch 1 */
+    int steps_ahead, in_flight;      /* in_flight 0: by the number of live columns */
+    uint64_t steps;                  /* queued on the machine so far */
+    pthread_mutex_t mask_lock;       /* of the machine's masks and of first_step */
+    uint32_t step_epoch;             /* by mask_lock: of the last step, */
+    uint32_t epoch_of[NMK_OUT_RING]; /* and of the last one among each launch and those before it */
+    uint64_t first_step;             /* the one of epoch 1 */
     nmk_stats stats;
 };
 
 /* ---- rows and columns ---- */
 
-/* Pages for `tokens` tokens of row `row`, and its table on the machine for the steps queued after it. */
+/* Pages for `tokens` tokens of row `row`, fed by steps, and its table on the machine for the steps queued after it. */
 int nmk_engine_take_row(nmk_engine *engine, int row, int tokens, nmk_err *e);
 int nmk_engine_drop_row(nmk_engine *engine, int row, nmk_err *e);
 
@@ -72,6 +80,18 @@ int nmk_engine_queue_step(nmk_engine *engine, int live, uint64_t *number, nmk_er
  * SM has for another one.  NULL: nobody wants the token, any will do.  For any thread; a column's masks in the order of
  * steps, each after the token before was read. */
 void nmk_engine_give_mask(nmk_engine *engine, int column, uint64_t number, const uint32_t *mask);
+/* Tokens that a chunk takes at most; 0: there are no chunks, prompts go through steps. */
+int nmk_engine_chunk_tokens(const nmk_engine *engine);
+
+/* Most tokens of a span from `pos` on in a chunk whose other spans take `keys` keys, as nmk_engine_span_keys counts. */
+int nmk_engine_span_room(const nmk_engine *engine, int pos, int64_t keys);
+int64_t nmk_engine_span_keys(int pos, int count);
+
+/* Queues a launch that computes keys and values of the spans' tokens, which stand one after the other in `tokens`, in
+ * the order of the spans: from distinct rows, with pages for all of them and for what they see.  It counts as a step,
+ * and its tokens are all -1; where it fails, the step behind it says so. */
+int nmk_engine_queue_chunk(nmk_engine *engine, const nmk_span *span, int spans, const int32_t *tokens, uint64_t *number,
+                           nmk_err *e);
 
 /* Waits for a step and points *out at its columns' tokens (-1: not sampled), good for NMK_OUT_RING steps.  A hang
  * (the kernel's record, or an output that is not written or below -1) is described and cleared: counters, tickets and

@@ -38,9 +38,11 @@ typedef struct {
     nmk_machine base;
     nmk_gpu gpu;
     CUstream stream;
-    CUmodule module;
-    CUfunction step;
-    const nmk_generation *generation;
+    struct {
+        const nmk_generation *generation;
+        CUmodule module;
+        CUfunction function;
+    } launch[NMK_LAUNCHES];
     CUevent step_done[EVENTS];
     uint64_t steps; /* queued */
     staging small, large;
@@ -79,11 +81,12 @@ static void gpu_close(nmk_machine *m) {
         if (m->hang) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)m->hang);
         if (m->masks) nmk_cuda.cuMemFreeHost(m->masks);
         if (m->masks_until) nmk_cuda.cuMemFreeHost(m->masks_until);
-        if (g->module) nmk_cuda.cuModuleUnload(g->module);
+        for (int i = 0; i < NMK_LAUNCHES; i++)
+            if (g->launch[i].module) nmk_cuda.cuModuleUnload(g->launch[i].module);
         if (g->stream) nmk_cuda.cuStreamDestroy(g->stream);
         nmk_gpu_close(&g->gpu);
     }
-    nmk_jit_result_free(&m->kernel);
+    for (int i = 0; i < NMK_LAUNCHES; i++) nmk_jit_result_free(&m->kernel[i]);
     free(g);
 }
 
@@ -201,12 +204,14 @@ out:
     return -1;
 }
 
-static int gpu_queue_step(nmk_machine *m, const nmk_params *p, nmk_err *e) {
+static int gpu_queue_step(nmk_machine *m, int launch, const nmk_params *p, nmk_err *e) {
     gpu_machine *g = of(m);
+    const nmk_generation *n = g->launch[launch].generation;
     nmk_params params = *p; /* copied at the launch */
     void *arguments[] = {&params};
-    const unsigned threads = (unsigned)g->generation->threads, smem_bytes = (unsigned)g->generation->smem_bytes;
-    CU(e, cuLaunchKernel(g->step, NMK_SMS, 1, 1, threads, 1, 1, smem_bytes, g->stream, arguments, NULL));
+    const unsigned threads = (unsigned)n->threads, smem_bytes = (unsigned)n->smem_bytes;
+    CU(e, cuLaunchKernel(g->launch[launch].function, NMK_SMS, 1, 1, threads, 1, 1, smem_bytes, g->stream, arguments,
+                         NULL));
     CU(e, cuEventRecord(g->step_done[g->steps % EVENTS], g->stream));
     g->steps++;
     return 0;
@@ -227,32 +232,15 @@ static int gpu_load_weights(nmk_machine *m, const nmk_checkpoint *checkpoint, ui
     gpu_machine *g = of(m);
     nmk_weight_tables tables = nmk_model_tables();
     if (gpu_wait_all(m, e)) return -1;
-    if (o->random_weights) return nmk_random_load_device(&tables, g->module, address, o->weights_seed, e);
-    return nmk_checkpoint_load_device(checkpoint, g->module, address, nmk_machine_progress, (void *)(uintptr_t)o, e);
+    const CUmodule module = g->launch[NMK_STEPS].module;
+    if (o->random_weights) return nmk_random_load_device(&tables, module, address, o->weights_seed, e);
+    return nmk_checkpoint_load_device(checkpoint, module, address, nmk_machine_progress, (void *)(uintptr_t)o, e);
 }
 
 static int gpu_random_kv(nmk_machine *m, uint64_t address, uint64_t bytes, uint64_t seed, nmk_err *e) {
     if (gpu_wait_all(m, e)) return -1;
-    return nmk_random_fill_kv(of(m)->module, address, bytes, seed, e);
+    return nmk_random_fill_kv(of(m)->launch[NMK_STEPS].module, address, bytes, seed, e);
 }
-
-static const struct nmk_machine_calls calls = {
-    .close = gpu_close,
-    .enter = gpu_enter,
-    .alloc = gpu_alloc,
-    .release = gpu_release,
-    .free_bytes = gpu_free_bytes,
-    .read = gpu_read,
-    .write = gpu_write,
-    .fill = gpu_fill,
-    .queue_write = gpu_queue_write,
-    .queue_step = gpu_queue_step,
-    .wait_step = gpu_wait_step,
-    .wait_all = gpu_wait_all,
-    .step_ms = gpu_step_ms,
-    .load_weights = gpu_load_weights,
-    .random_kv = gpu_random_kv,
-};
 
 static int mapped(void **host, uint64_t *device, size_t bytes, nmk_err *e) {
     CU(e, cuMemHostAlloc(host, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
@@ -272,10 +260,14 @@ static void tell(const nmk_options *o, nmk_phase phase, uint64_t done) {
 static void on_compile(void *options) { tell(options, NMK_PHASE_COMPILE, 0); }
 
 /* Loading refuses a cubin of a toolkit whose major version is newer than the driver's: that gets its own words. */
-static int load_kernel(gpu_machine *g, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
+static int load_kernel(gpu_machine *g, int launch, const nmk_generation *n, const nmk_variant *v, const nmk_options *o,
+                       nmk_err *e) {
     nmk_machine *m = &g->base;
-    const nmk_generation *n = g->generation;
-    nmk_jit_request request = {.name = "megakernel.cu",
+    nmk_jit_result *kernel = &m->kernel[launch];
+    CUmodule *module = &g->launch[launch].module;
+    CUfunction *function = &g->launch[launch].function;
+    g->launch[launch].generation = n;
+    nmk_jit_request request = {.name = launch == NMK_STEPS ? "megakernel.cu" : "prefill/megakernel.cu",
                                .source = n->kernel,
                                .source_bytes = (size_t)(n->kernel_end - n->kernel),
                                .arch = nmk_target_arch,
@@ -285,18 +277,18 @@ static int load_kernel(gpu_machine *g, const nmk_variant *v, const nmk_options *
     uint64_t start_ns = nmk_now_ns();
     char *text = NULL;
     if (v->kernel) request.source = v->kernel, request.source_bytes = strlen(v->kernel);
-    if (o->kernel) {
+    if (o->kernel && launch == NMK_STEPS) {
         if (nmk_file_read(&text, &request.source_bytes, o->kernel, MOST_SOURCE, e)) return -1;
         request.name = o->kernel, request.source = text;
     }
-    int rc = nmk_jit_compile(&m->kernel, &request, e);
+    int rc = nmk_jit_compile(kernel, &request, e);
     free(text);
     if (rc) return -1;
-    tell(o, m->kernel.cached ? NMK_PHASE_CACHED : NMK_PHASE_COMPILE, 1);
+    tell(o, kernel->cached ? NMK_PHASE_CACHED : NMK_PHASE_COMPILE, 1);
     tell(o, NMK_PHASE_LOAD, 0);
-    CUresult r = nmk_cuda.cuModuleLoadData(&g->module, m->kernel.cubin);
-    free(m->kernel.cubin), free(m->kernel.log);
-    m->kernel.cubin = NULL, m->kernel.log = NULL;
+    CUresult r = nmk_cuda.cuModuleLoadData(module, kernel->cubin);
+    free(kernel->cubin), free(kernel->log);
+    kernel->cubin = NULL, kernel->log = NULL;
     if (r) {
         nmk_cuda_check(r, "loading the kernel", e);
         if (nmk_nvrtc.major * 1000 > nmk_cuda.driver_version)
@@ -307,26 +299,49 @@ static int load_kernel(gpu_machine *g, const nmk_variant *v, const nmk_options *
                 nmk_cuda.driver_version / 1000, nmk_cuda.driver_version % 1000 / 10, nmk_nvrtc.major, nmk_nvrtc.minor);
         return -1;
     }
-    CU(e, cuModuleGetFunction(&g->step, g->module, "nmk_step"));
-    CU(e, cuFuncSetAttribute(g->step, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, n->smem_bytes));
+    CU(e, cuModuleGetFunction(function, *module, "nmk_step"));
+    CU(e, cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, n->smem_bytes));
     int blocks = 0;
-    CU(e, cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, g->step, n->threads, (size_t)n->smem_bytes));
+    CU(e, cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, *function, n->threads, (size_t)n->smem_bytes));
     if (blocks < 1)
         return nmk_fail(e, "%s: a block of the kernel does not fit an SM (%d threads, %d bytes of shared memory)",
                         m->name, n->threads, n->smem_bytes);
-    m->kernel_seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
+    m->kernel_seconds += 1e-9 * (double)(nmk_now_ns() - start_ns);
     tell(o, NMK_PHASE_LOAD, 1);
     return 0;
 out:
     return -1;
 }
 
+static int gpu_load_chunks(nmk_machine *m, const nmk_generation *n, const nmk_options *o, nmk_err *e) {
+    return load_kernel(of(m), NMK_CHUNKS, n, n->built_in, o, e);
+}
+
+static const struct nmk_machine_calls calls = {
+    .close = gpu_close,
+    .enter = gpu_enter,
+    .alloc = gpu_alloc,
+    .release = gpu_release,
+    .free_bytes = gpu_free_bytes,
+    .read = gpu_read,
+    .write = gpu_write,
+    .fill = gpu_fill,
+    .queue_write = gpu_queue_write,
+    .load_chunks = gpu_load_chunks,
+    .queue_step = gpu_queue_step,
+    .wait_step = gpu_wait_step,
+    .wait_all = gpu_wait_all,
+    .step_ms = gpu_step_ms,
+    .load_weights = gpu_load_weights,
+    .random_kv = gpu_random_kv,
+};
+
 int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_generation *n, const nmk_variant *v,
                          const nmk_options *o, nmk_err *e) {
     gpu_machine *g = xcalloc(1, sizeof *g);
     nmk_machine *m = &g->base;
     const size_t tokens = (size_t)NMK_OUT_RING * (size_t)n->columns, masks = NMK_MASK_RING * (size_t)n->columns;
-    m->calls = &calls, m->on_gpu = true, m->most_ahead = 32, g->generation = n;
+    m->calls = &calls, m->on_gpu = true, m->most_ahead = 32;
     nmk_gpu_needs needs = {.name = nmk_target_arch, .sms = NMK_SMS, .smem_bytes = NMK_SMEM_BYTES};
     if (sscanf(nmk_target_arch, "sm_%1d%1d", &needs.major, &needs.minor) != 2) {
         nmk_fail(e, "target architecture %s: expected something like sm_90a", nmk_target_arch);
@@ -348,13 +363,13 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_generation 
     m->out = p;
     if (mapped(&p, &m->tops_address, sizeof(nmk_tops) * tokens, e)) goto out;
     m->tops = p;
-    if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_HANGS, e)) goto out;
+    if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_LAUNCHES * NMK_HANGS, e)) goto out;
     m->hang = p;
     if (mapped(&p, &m->masks_address, sizeof(uint32_t) * NMK_MASK_WORDS * masks, e)) goto out;
     m->masks = p;
     if (mapped(&p, &m->masks_until_address, sizeof(uint32_t) * NMK_MASK_RING * NMK_SMS * NMK_MASK_FLAGS, e)) goto out;
     m->masks_until = p;
-    if (load_kernel(g, v, o, e)) goto out;
+    if (load_kernel(g, NMK_STEPS, n, v, o, e)) goto out;
     *machine = m;
     return 0;
 out:

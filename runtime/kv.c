@@ -18,14 +18,18 @@ uint64_t nmk_kv_page_bytes(const nmk_kv_shape *s, int sliding) {
     return (uint64_t)layers * (uint64_t)s->kv_heads * 2 * (uint64_t)s->page_tokens * (uint64_t)s->head_dim * 2;
 }
 
-int nmk_kv_row_pages(const nmk_kv_shape *s, int sliding, int tokens) {
+/* One launch reads tokens base-window+1 and on and writes up to base+launch-1: that many tokens can touch one page more
+ * than they fill, at whatever offset they start. */
+static int row_pages(const nmk_kv_shape *s, int sliding, int tokens, int launch) {
     int all = pages_for(s, tokens);
     if (!sliding) return all;
     if (!s->sliding_layers) return 0;
-    /* One step reads tokens base-window+1 and on and writes up to base+columns-1: that many tokens can touch one page
-     * more than they fill, at whatever offset they start. */
-    int most = (s->window + s->columns - 2) / s->page_tokens + 2;
+    int most = (s->window + launch - 2) / s->page_tokens + 2;
     return all < most ? all : most;
+}
+
+int nmk_kv_row_pages(const nmk_kv_shape *s, int sliding, int tokens) {
+    return row_pages(s, sliding, tokens, s->columns);
 }
 
 uint64_t nmk_kv_pool_bytes(const nmk_kv *kv, int sliding) {
@@ -181,12 +185,13 @@ static int new_page(nmk_kv *kv, int kind) {
 
 /* ---- rows that are taken ---- */
 
-int nmk_kv_take(nmk_kv *kv, int row, int tokens, nmk_err *e) {
+int nmk_kv_take(nmk_kv *kv, int row, int tokens, int launch, nmk_err *e) {
     assert(tokens > 0 && kv->row[row].tokens == 0);
+    if (launch < kv->shape.columns) launch = kv->shape.columns;
     if (tokens > kv->max_len) return nmk_fail(e, "a row of %d tokens: rows hold at most %d", tokens, kv->max_len);
     int need[2];
     for (int k = 0; k < 2; k++) {
-        need[k] = nmk_kv_row_pages(&kv->shape, k, tokens);
+        need[k] = row_pages(&kv->shape, k, tokens, launch);
         if (need[k] > nmk_kv_available(kv, k))
             return nmk_fail(
                 e, "no room for a row of %d tokens: it needs %d pages of the %s layers' pool, %d of %d are free",
@@ -195,7 +200,7 @@ int nmk_kv_take(nmk_kv *kv, int row, int tokens, nmk_err *e) {
     for (int k = 0; k < 2; k++)
         for (int p = 0; need[k] && p < pages_for(&kv->shape, tokens); p++)
             set_entry(kv, k, row, p, p < need[k] ? new_page(kv, k) : entries(kv, k, row)[p - need[k]]);
-    kv->row[row].tokens = tokens;
+    kv->row[row].tokens = tokens, kv->row[row].ring = need[SLIDING];
     return 0;
 }
 
@@ -205,7 +210,7 @@ void nmk_kv_drop(nmk_kv *kv, int row) {
     if (r->tokens == 0) return;
     for (int k = 0; k < 2; k++) {
         int first = r->tokens == GROWS && k == SLIDING ? r->first : 0, end = r->held;
-        if (r->tokens != GROWS) end = nmk_kv_row_pages(&kv->shape, k, r->tokens);
+        if (r->tokens != GROWS) end = k == SLIDING ? r->ring : nmk_kv_row_pages(&kv->shape, k, r->tokens);
         if (!nmk_kv_row_pages(&kv->shape, k, 1)) end = 0;
         while (end > first) give_back(kv, k, entries(kv, k, row)[--end]);
         memset(entries(kv, k, row), 0, (size_t)kv->stride * sizeof(int32_t));

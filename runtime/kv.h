@@ -8,7 +8,7 @@
  * p*page_tokens and on.  There are two ways for a row to have pages:
  *
  * Taken (nmk_kv_take): everything at once, nothing cached.  Sliding layers get just enough pages for the window and the
- * tokens of one step, and entry p is page p modulo that number.
+ * tokens of one launch, and entry p is page p modulo that number.
  *
  * Grown (nmk_kv_begin): page by page, of both kinds, as the row advances.  A ring would overwrite what a later request
  * could use, so a sliding page lies at one entry for good, and is given back when the window has passed it: a row holds
@@ -63,6 +63,7 @@ typedef struct {
 
 typedef struct {
     int tokens;   /* it was taken for; -1: it grows; 0: free */
+    int ring;     /* sliding pages of a taken one */
     int held;     /* entries that have a page */
     int first;    /* the first of them whose sliding page is still held */
     int known;    /* the first entries, which are kept pages */
@@ -106,9 +107,10 @@ int nmk_kv_available(const nmk_kv *kv, int sliding);
 /* How much of the pools rows hold, by bytes: 0 to 1. */
 double nmk_kv_used(const nmk_kv *kv);
 
-/* Takes all pages of a row for `tokens` tokens and fills its table entries; the row must be free.  -1: not enough
- * pages (the message says how many), nothing taken. */
-int nmk_kv_take(nmk_kv *kv, int row, int tokens, nmk_err *e);
+/* Takes all pages of a row for `tokens` tokens and fills its table entries; the row must be free.  One launch computes
+ * at most `launch` tokens of it, or shape.columns if that is more.  -1: not enough pages (the message says how many),
+ * nothing taken. */
+int nmk_kv_take(nmk_kv *kv, int row, int tokens, int launch, nmk_err *e);
 
 /* ---- rows that grow ---- */
 

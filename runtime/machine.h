@@ -15,6 +15,9 @@
 
 typedef struct nmk_machine nmk_machine;
 
+/* Generations that a machine launches: that of steps, with which it is opened, and that of chunks of prompts. */
+enum { NMK_STEPS, NMK_CHUNKS, NMK_LAUNCHES };
+
 /* Of one queued write, at most: a whole table of adjustments. */
 enum { NMK_MASK_RING = 4 }; /* masks of a column that are there at once */
 enum { NMK_QUEUED_BYTES = NMK_VOCAB * (int)sizeof(nmk_adjust) };
@@ -30,11 +33,11 @@ struct nmk_machine {
     double nominal_bytes_per_s;         /* likewise; 0: not known */
     int32_t *out;                       /* [NMK_OUT_RING][columns], readable by the host while steps run */
     nmk_tops *tops;                     /* [NMK_OUT_RING][columns], likewise */
-    volatile nmk_hang *hang;            /* [NMK_HANGS], likewise */
+    volatile nmk_hang *hang;            /* [NMK_LAUNCHES][NMK_HANGS], likewise */
     uint32_t *masks,
         *masks_until; /* [NMK_MASK_RING][columns][NMK_MASK_WORDS]; [NMK_MASK_RING][NMK_SMS][NMK_MASK_FLAGS] */
     uint64_t out_address, tops_address, hang_address, masks_address, masks_until_address; /* for nmk_params */
-    nmk_jit_result kernel; /* of the GPU: resources; log and cubin already freed */
+    nmk_jit_result kernel[NMK_LAUNCHES]; /* of the GPU: resources; log and cubin already freed */
     double kernel_seconds;
 };
 
@@ -49,8 +52,11 @@ struct nmk_machine_calls {
     int (*fill)(nmk_machine *, uint64_t dst, int byte, uint64_t bytes, nmk_err *);         /* queued */
     /* At most NMK_QUEUED_BYTES; src is free afterwards. */
     int (*queue_write)(nmk_machine *, uint64_t dst, const void *src, uint64_t bytes, nmk_err *);
-    /* Queues a step; its number is the count of steps queued before it. */
-    int (*queue_step)(nmk_machine *, const nmk_params *, nmk_err *);
+    /* The generation that NMK_CHUNKS launches; it must outlive the machine. */
+    int (*load_chunks)(nmk_machine *, const nmk_generation *, const nmk_options *, nmk_err *);
+    /* Queues a launch of NMK_STEPS or NMK_CHUNKS; its number is the count of launches queued before it.  Both count as
+     * steps below. */
+    int (*queue_step)(nmk_machine *, int launch, const nmk_params *, nmk_err *);
     /* Returns when step `number` has ended; -1: it failed and the machine is lost. */
     int (*wait_step)(nmk_machine *, uint64_t number, nmk_err *);
     int (*wait_all)(nmk_machine *, nmk_err *);

@@ -39,6 +39,7 @@ typedef struct {
     int ring_stages;     /* depth of the weight ring, at most as generated; 0: as generated */
     int in_flight;       /* ring stages on their way at once; 0: as generated for the number of rows */
     int steps_ahead;     /* steps queued before the host has read their tokens; 0: 8 */
+    bool no_prefill;     /* prompts go through steps, as in models that have no launches for them */
     bool allow_spills;   /* run a kernel that spills registers */
     const char *kernel;  /* CUDA file to compile instead of the kernel built in, for trying changes; NULL: built in */
     const char *variant; /* folder of `nmkgen variant`: a schedule in place of the one built in; NULL: built in */
@@ -121,8 +122,9 @@ int nmk_engine_generate(nmk_engine *engine, nmk_request *requests, int count, un
 typedef struct {
     const char *model, *device; /* the engine's; device: "cuda:0 (NVIDIA H200)" or "cpu (2 threads)" */
     bool on_gpu;
-    int rows, columns; /* sequences decoded together; of a step */
-    int max_len;       /* tokens of a sequence: the option's, or as many as the memory for keys and values holds */
+    int rows, columns;  /* sequences decoded together; of a step */
+    int prefill_tokens; /* of prompts that one launch takes; 0: they go through steps */
+    int max_len;        /* tokens of a sequence: the option's, or as many as the memory for keys and values holds */
     int vocab;
     int stop_ids[16], stop_count;
     int layers, experts, experts_per_token;

@@ -43,9 +43,16 @@ enum {
     FEED_AHEAD = 2,
     GUIDE_THREADS = 4, /* at most; fewer where there are few cores */
     MASK_WORDS = (NMK_VOCAB + 31) / 32,
+    FIRST_SHARE = 256, /* tokens of a chunk beside rows that decode, before any was timed; and what any may have */
     RECORDS = 64,
     PAGE = NMK_PAGE_TOKENS
 };
+
+/* What chunks cost: sums of the last ones, each weighing less than the next, for a line through them. */
+typedef struct {
+    double count, tokens, ms, tokens_squared, tokens_ms;
+    int most; /* tokens of the longest */
+} pace;
 
 typedef struct request request;
 struct request {
@@ -100,6 +107,7 @@ struct nmk_batch {
     request *first;         /* the queue: preempted ones as they started, then by turn, in a turn by id */
     request *row[NMK_ROWS]; /* running, by slot of the page tables; changed by the thread alone */
     int most_waiting;
+    double budget_ms; /* that rows which decode may wait for a chunk */
     uint64_t last_id;
     uint64_t turn; /* the latest that was served */
     nmk_batch_stats stats;
@@ -116,11 +124,14 @@ struct nmk_batch {
     request *on[NMK_ROWS]; /* decodes in this column, as of the last queued step */
     bool idle[NMK_ROWS];   /* the machine's column is known to be inactive after that step */
     int feed_half;
-    uint64_t starts;   /* requests that got a row */
-    uint64_t plans;    /* steps planned */
-    uint64_t done;     /* steps read; engine->steps - done are in flight */
-    nmk_tasks *tasks;  /* the trace that is under way */
-    uint64_t ended_ns; /* of the step read last */
+    bool chunk_last; /* the launch queued last was a chunk */
+    pace pace;
+    int32_t *chunk_token; /* room for those of one chunk; NULL: there are none */
+    uint64_t starts;      /* requests that got a row */
+    uint64_t plans;       /* steps planned */
+    uint64_t done;        /* steps read; engine->steps - done are in flight */
+    nmk_tasks *tasks;     /* the trace that is under way */
+    uint64_t ended_ns;    /* of the step read last */
     struct {
         uint64_t id; /* of a request that had no room when so many pages were to spare */
         int spare[2];
@@ -138,6 +149,7 @@ struct nmk_batch {
         uint64_t life[NMK_ROWS];
         uint64_t queued_ns;
         int decoded, fed;
+        bool chunk, idle; /* idle: nothing was in flight when it was queued */
     } record[RECORDS];
 };
 
@@ -196,7 +208,7 @@ static int own_way(const request *r, int p) {
     return left < 0 ? 0 : left < PAGE ? left : PAGE;
 }
 
-/* The end of the chunk at `at`; not after `at` where tokens are decoded. */
+/* The end of what a step feeds at `at`; not after `at` where tokens are decoded. */
 static int feed_end(const nmk_batch *b, const request *r) {
     int p = r->at / PAGE, end = r->rq.prompt_tokens - 1, way = p < r->made ? r->fed[p] : own_way(r, p);
     if (end > p * PAGE + way) end = p * PAGE + way;
@@ -204,6 +216,14 @@ static int feed_end(const nmk_batch *b, const request *r) {
 }
 
 static bool is_fed(const nmk_batch *b, const request *r) { return feed_end(b, r) > r->at; }
+
+/* The end of all that can be fed at `at` without decoding a token between. */
+static int fed_until(const request *r) {
+    int p = r->at / PAGE, end = r->rq.prompt_tokens - 1, way = PAGE;
+    for (; way == PAGE && p * PAGE < end; p++) way = p < r->made ? r->fed[p] : own_way(r, p);
+    p = way < PAGE ? (p - 1) * PAGE + way : end;
+    return p < end ? p : end;
+}
 
 static bool decodes(const nmk_batch *b, const request *r) { return !is_fed(b, r) && r->at < end_of(r); }
 
@@ -663,6 +683,9 @@ static bool shares_page(const nmk_batch *b, const request *r, const request *oth
     return !memcmp(r->token + p * PAGE, other->token + p * PAGE, sizeof *r->token * PAGE);
 }
 
+/* Prompts are fed by launches of their own. */
+static bool takes_chunks(const nmk_batch *b) { return b->chunk_token != NULL; }
+
 static request *next_fed(const nmk_batch *b, const request *before_it) {
     request *r = next_started(b, before_it);
     while (r && !is_fed(b, r)) r = next_started(b, r);
@@ -705,7 +728,7 @@ static int find_column(const nmk_batch *b, request *const feed[HALVES]) {
 /* Which prompt each half of the columns feeds.  Beside rows that decode it is one, in the half with fewer of them. */
 static void choose_fed(nmk_batch *b, request *feed[HALVES]) {
     int decoding = 0, in_half[HALVES] = {0};
-    feed[0] = next_fed(b, NULL), feed[1] = NULL;
+    feed[0] = takes_chunks(b) ? NULL : next_fed(b, NULL), feed[1] = NULL;
     if (!feed[0]) return;
     for (int s = 0; s < b->rows; s++) decoding += b->row[s] && decodes(b, b->row[s]);
     if (!decoding) {
@@ -718,6 +741,15 @@ static void choose_fed(nmk_batch *b, request *feed[HALVES]) {
     if (b->feed_half) feed[1] = feed[0], feed[0] = NULL;
 }
 
+/* There are no pages: the row that started last gives up its own. */
+static void preempt_last(nmk_batch *b) {
+    request *first = next_started(b, NULL), *last = first;
+    for (request *next; (next = next_started(b, last));) last = next;
+    /* what a request may need was compared with the pools when it came */
+    assert(last != first);
+    preempt(b, last);
+}
+
 /* Pages for the next positions of all that decode or are chosen to be fed; those that started first have the first
  * choice.  1: they have them; 0: a request is gone for it, so choose anew. */
 static int make_room(nmk_batch *b, request *const feed[HALVES]) {
@@ -727,11 +759,7 @@ static int make_room(nmk_batch *b, request *const feed[HALVES]) {
         if (!decodes(b, r) && r != feed[0] && r != feed[1]) continue;
         nmk_kv_pass(kv, slot, r->at);
         if (nmk_kv_grow(kv, slot, is_fed(b, r) ? feed_end(b, r) : r->at + 1)) {
-            request *last = r;
-            for (request *next; (next = next_started(b, last));) last = next;
-            /* what a request may need was compared with the pools when it came */
-            assert(last != next_started(b, NULL));
-            preempt(b, last);
+            preempt_last(b);
             return 0;
         }
         note_pages(b, r, slot);
@@ -834,7 +862,7 @@ static int write_tables(nmk_batch *b, nmk_err *e) {
 static void note_queued(nmk_batch *b, uint64_t number, int live) {
     int decoded = 0;
     for (int c = 0; c < b->columns; c++) decoded += b->on[c] != NULL;
-    b->record[number % RECORDS].queued_ns = nmk_now_ns();
+    b->record[number % RECORDS].queued_ns = nmk_now_ns(), b->record[number % RECORDS].chunk = false;
     b->record[number % RECORDS].decoded = decoded, b->record[number % RECORDS].fed = live - decoded;
 }
 
@@ -854,14 +882,23 @@ static void tell_step(nmk_batch *b, uint64_t number, int tokens) {
     b->on_step(b->step_user, &s);
 }
 
+/* What a launch that is queued computed may be found by others, and who begins with it is told. */
+static void note_computed(nmk_batch *b) {
+    for (int s = 0; s < b->rows; s++) {
+        request *r = b->row[s];
+        if (!r || r->at == r->found) continue;
+        keep_pages(b, r);
+        if (!r->begun && r->rq.on_start) r->rq.on_start(r->rq.user, r->found);
+        r->begun = true;
+    }
+}
+
 /* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed. */
 static int queue_step(nmk_batch *b, nmk_err *e) {
     request *feed[HALVES];
     nmk_column column[NMK_ROWS];
     bool write[NMK_ROWS];
     uint64_t number;
-    b->plans++;
-    jump_ahead(b);
     do choose_fed(b, feed);
     while (!make_room(b, feed));
     int live = plan(b, feed, column, write);
@@ -891,14 +928,138 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
         take_column(b, c);
         b->idle[c] = r->moves; /* the machine itself ends it, or else leaves it as it is */
     }
-    for (int s = 0; s < b->rows; s++) {
-        request *r = b->row[s];
-        if (!r || r->at == r->found) continue;
-        keep_pages(b, r);
-        if (!r->begun && r->rq.on_start) r->rq.on_start(r->rq.user, r->found);
-        r->begun = true;
-    }
+    note_computed(b);
+    b->chunk_last = false;
     return 1;
+}
+
+/* ---- a chunk ---- */
+
+static void add_pace(pace *p, int tokens, double ms) {
+    const double keep = 0.9;
+    const double n = tokens;
+    p->count = keep * p->count + 1, p->tokens = keep * p->tokens + n, p->ms = keep * p->ms + ms;
+    p->tokens_squared = keep * p->tokens_squared + n * n, p->tokens_ms = keep * p->tokens_ms + n * ms;
+    if (tokens > p->most) p->most = tokens;
+}
+
+/* Tokens of a chunk that takes about that long, at most twice as many as were ever timed. */
+static int tokens_in(const pace *p, double ms) {
+    const double spread = p->count * p->tokens_squared - p->tokens * p->tokens;
+    if (p->count == 0) return FIRST_SHARE;
+    double slope = 0, least_ms = 0; /* of chunks of one length only the share of a token is known */
+    if (spread > 1e-3 * p->tokens * p->tokens) {
+        slope = (p->count * p->tokens_ms - p->tokens * p->ms) / spread;
+        least_ms = (p->ms - slope * p->tokens) / p->count;
+    }
+    if (slope <= 0 || least_ms < 0) slope = p->tokens_ms / p->tokens_squared, least_ms = 0;
+    double tokens = slope > 0 ? (ms - least_ms) / slope : 2.0 * p->most;
+    if (tokens > 2.0 * p->most) tokens = 2.0 * p->most;
+    return tokens < FIRST_SHARE ? FIRST_SHARE : (int)tokens / PAGE * PAGE;
+}
+
+/* Of a launch that has ended.  The machine counts from the end of the one before, so what it was idle for would count
+ * too. */
+static void note_pace(nmk_batch *b, uint64_t number) {
+    const int record = (int)(number % RECORDS);
+    if (!b->record[record].chunk || b->record[record].idle) return;
+    add_pace(&b->pace, b->record[record].fed, b->engine->machine->calls->step_ms(b->engine->machine, number));
+}
+
+static bool some_decode(const nmk_batch *b) {
+    for (int s = 0; s < b->rows; s++)
+        if (b->row[s] && decodes(b, b->row[s])) return true;
+    return false;
+}
+
+/* The end of a row's span in a chunk with room for so many more tokens: as far as there are pages beside those that the
+ * others need for what is known of them. */
+static int span_end(const nmk_batch *b, const request *r, int slot, int room, int64_t keys) {
+    const nmk_kv *kv = &b->engine->kv;
+    int64_t end = fed_until(r), keys_room = nmk_engine_span_room(b->engine, r->at, keys);
+    if (end > r->at + room) end = r->at + room;
+    if (end > r->at + keys_room) end = r->at + keys_room;
+    for (int k = 0; k < 2; k++) {
+        if (!kv->pages[k]) continue;
+        const int64_t available = nmk_kv_available(kv, k);
+        int64_t pages = (int64_t)spare(b, k) + lacks(b, r, slot, k) + 1;
+        if (pages < 1) pages = 1; /* it goes on, if only by a page */
+        if (pages > available) pages = available;
+        pages += kv->row[slot].held;
+        if (end > pages * PAGE) end = pages * PAGE;
+    }
+    return (int)end;
+}
+
+/* The spans of the next chunk, of the prompts that started first, without those that begin like one of them: these wait
+ * for its pages.  -1: a request is gone for want of pages, so choose anew. */
+static int choose_spans(nmk_batch *b, nmk_span span[NMK_ROWS], request *of[NMK_ROWS], int *tokens) {
+    const int most = nmk_engine_chunk_tokens(b->engine);
+    int spans = 0, room = most;
+    int64_t keys = 0;
+    pthread_mutex_lock(&b->lock);
+    const double budget_ms = b->budget_ms;
+    pthread_mutex_unlock(&b->lock);
+    if (some_decode(b)) room = tokens_in(&b->pace, budget_ms);
+    if (room > most) room = most;
+    *tokens = 0;
+    for (request *r = next_fed(b, NULL); r && *tokens < room; r = next_fed(b, r)) {
+        const int slot = slot_of(b, r);
+        bool waits = false;
+        for (int i = 0; i < spans; i++) waits |= shares_page(b, r, of[i]);
+        if (waits) continue;
+        nmk_kv_pass(&b->engine->kv, slot, r->at);
+        const int end = span_end(b, r, slot, room - *tokens, keys), count = end - r->at;
+        if (count <= 0 || nmk_kv_grow(&b->engine->kv, slot, end)) {
+            if (spans) break;
+            preempt_last(b);
+            return -1;
+        }
+        note_pages(b, r, slot);
+        span[spans] = (nmk_span){.first = *tokens, .count = count, .pos = r->at, .slot = slot};
+        memcpy(b->chunk_token + *tokens, r->token + r->at, sizeof *r->token * (size_t)count);
+        keys += nmk_engine_span_keys(r->at, count), *tokens += count, of[spans++] = r;
+    }
+    return spans;
+}
+
+/* As queue_step. */
+static int queue_chunk(nmk_batch *b, nmk_err *e) {
+    nmk_span span[NMK_ROWS];
+    request *of[NMK_ROWS];
+    int spans, tokens;
+    uint64_t number;
+    do spans = choose_spans(b, span, of, &tokens);
+    while (spans < 0);
+    if (!spans) return 0;
+    /* a machine whose launches end with the call is never idle between them */
+    const bool idle = b->engine->machine->on_gpu && b->engine->steps == b->done;
+    if (write_tables(b, e) || nmk_engine_queue_chunk(b->engine, span, spans, b->chunk_token, &number, e)) return -1;
+    const int record = (int)(number % RECORDS);
+    memset(b->record[record].id, 0, sizeof b->record[record].id);
+    b->record[record].queued_ns = nmk_now_ns(), b->record[record].chunk = true, b->record[record].idle = idle;
+    b->record[record].decoded = 0, b->record[record].fed = tokens;
+    for (int i = 0; i < spans; i++) {
+        of[i]->at += span[i].count;
+        count_prompt(b, of[i], false);
+        if (!is_fed(b, of[i])) of[i]->since = b->plans;
+    }
+    note_computed(b);
+    b->chunk_last = true;
+    return 1;
+}
+
+/* A step or a chunk: where rows decode and prompts are fed they take turns.  As queue_step. */
+static int queue_launch(nmk_batch *b, nmk_err *e) {
+    b->plans++;
+    jump_ahead(b);
+    const bool fed = takes_chunks(b) && next_fed(b, NULL);
+    if (fed && !(b->chunk_last && some_decode(b))) {
+        const int queued = queue_chunk(b, e);
+        if (queued) return queued;
+    }
+    const int queued = queue_step(b, e);
+    return queued || !fed || !b->chunk_last ? queued : queue_chunk(b, e);
 }
 
 static bool was_given(const request *r, int32_t token) {
@@ -943,6 +1104,7 @@ static int read_step(nmk_batch *b, nmk_err *e) {
     b->stats.last_step_ms = nmk_now_ns() / 1000000;
     b->stats.kv_used = nmk_kv_used(&b->engine->kv);
     pthread_mutex_unlock(&b->lock);
+    note_pace(b, b->done - 1);
     tell_step(b, b->done - 1, tokens);
     for (int c = 0; c < b->columns; c++) {
         request *r = of[c];
@@ -1000,7 +1162,7 @@ static int turn(nmk_batch *b, nmk_err *e) {
     while (join_one(b)) {}
     begin_tasks(b);
     for (int more = 1; more && b->engine->steps - b->done < ahead(b);)
-        if ((more = queue_step(b, e)) < 0) return -1;
+        if ((more = queue_launch(b, e)) < 0) return -1;
     return b->done < b->engine->steps ? read_step(b, e) : 0;
 }
 
@@ -1040,7 +1202,7 @@ static void free_batch(nmk_batch *b) {
     pthread_cond_destroy(&b->guide_wake), pthread_cond_destroy(&b->guide_done);
     pthread_mutex_destroy(&b->guide_lock);
     pthread_cond_destroy(&b->wake), pthread_mutex_destroy(&b->lock);
-    free(b);
+    free(b->chunk_token), free(b);
 }
 
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e) {
@@ -1051,6 +1213,9 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
     b->chunk =
         b->columns / HALVES < engine->generation->positions ? b->columns / HALVES : engine->generation->positions;
     assert(b->chunk > 0 && PAGE % b->chunk == 0 && "a page begins with a chunk");
+    b->budget_ms = NMK_BATCH_BUDGET_MS;
+    if (nmk_engine_chunk_tokens(engine))
+        b->chunk_token = xcalloc((size_t)nmk_engine_chunk_tokens(engine), sizeof *b->chunk_token);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->wake, NULL);
     pthread_mutex_init(&b->guide_lock, NULL);
@@ -1069,6 +1234,12 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
     }
     *batch = b;
     return 0;
+}
+
+void nmk_batch_set_budget(nmk_batch *b, double ms) {
+    pthread_mutex_lock(&b->lock);
+    b->budget_ms = ms;
+    pthread_mutex_unlock(&b->lock);
 }
 
 void nmk_batch_set_on_lost(nmk_batch *b, nmk_batch_lost_fn on_lost, void *user) {

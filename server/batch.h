@@ -1,6 +1,8 @@
 /* Continuous batching: one thread that owns an engine and keeps its rows busy.
  *
- * Requests join and leave at step boundaries.  In a step that feeds a prompt, one half of the columns takes its next
+ * Requests join and leave at step boundaries.  Where the model has launches for prompts, these take chunks, of as many
+ * prompts as have room in one; while rows decode, a chunk is as long as its budget of time allows and steps take turns
+ * with chunks.  Else steps feed prompts too.  In a step that feeds a prompt, one half of the columns takes its next
  * positions and the other half decodes: as many rows as that has lose nothing by it, apart from one step when a row
  * has to change its column; more rows take turns, and none rests for two steps in a row.  Without rows that decode, two
  * prompts are fed at a time.  A step that feeds nothing decodes all rows.
@@ -13,8 +15,8 @@
  * Guaranteed: a request's tokens depend on its prompt and sampler alone, bit for bit, whatever else runs and whenever
  * it came, with one exception: pages of tokens that another request generated.  Tokens decoded one by one and tokens
  * fed as a prompt give the same keys and values up to rounding only, and now and then a token differs.  A request that
- * is `exact` uses no such pages and knows no exception.  (A prompt is always cut at multiples of as many
- * positions as a step feeds, its last token apart.)
+ * is `exact` uses no such pages and knows no exception.  (Where steps feed, a prompt is always cut at multiples of as
+ * many positions as a step feeds, its last token apart; how it is cut into chunks changes no bit.)
  *
  * Pages are taken as rows grow, not for max_tokens ahead.  When none is left, cached ones go, the longest unused first;
  * then the row that started last goes back to the head of the queue.  Later it computes what it lost in the way it did
@@ -127,6 +129,11 @@ typedef struct {
 /* Takes over the engine (closed by nmk_batch_close), if it succeeds.  most_waiting: requests that may queue beside
  * those that run; 0: NMK_BATCH_WAITING. */
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e);
+
+/* How long rows that decode wait for a chunk of others' prompts, about: as the last ones took.  Not less than the
+ * shortest chunk takes. */
+enum { NMK_BATCH_BUDGET_MS = 25 };
+void nmk_batch_set_budget(nmk_batch *batch, double ms);
 
 /* Called once when the engine is lost, before requests end for it, on the batch's thread; here if it is lost already.
  * Before the first submit. */

@@ -39,7 +39,7 @@ static const char listen_variable[] = "NMK_LISTEN_FD", restarts_variable[] = "NM
 typedef struct {
     nmk_options options;
     const char *host, *chat_template, *trace;
-    int64_t port, max_len, max_rows, trace_mib, kept_mb;
+    int64_t budget_ms, port, max_len, max_rows, trace_mib, kept_mb;
     const char *key[MOST_KEYS], *name[MOST_NAMES];
     int keys, names;
     nmk_log_level log_level;
@@ -61,6 +61,7 @@ static const nmk_flag table[] = {
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
     {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in, for trying changes (none)"},
     {"--variant", "DIR", "schedule that nmkgen variant wrote, instead of the one built in (none)"},
+    {"--prefill-budget-ms", "N", "how long sequences that decode wait for a piece of another's prompt, about (25)"},
     {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
     {"--generation-config", "auto|vllm", "defaults of requests: generation_config.json, or neutral ones (auto)"},
     {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
@@ -118,11 +119,11 @@ static const nmk_flag refused[] = {
     {"--cache-type-v", NULL, "keys and values are bfloat16, as generated; leave it out"},
     {"-ctv", NULL, "keys and values are bfloat16, as generated; leave it out"},
     {"--block-size", NULL, "a page of keys and values holds 64 tokens, as generated; leave it out"},
-    {"--max-num-batched-tokens", NULL, "a step's size is part of the kernel; leave it out"},
-    {"--batch-size", NULL, "a step's size is part of the kernel; leave it out"},
-    {"-b", NULL, "a step's size is part of the kernel; leave it out"},
-    {"--ubatch-size", NULL, "a step's size is part of the kernel; leave it out"},
-    {"-ub", NULL, "a step's size is part of the kernel; leave it out"},
+    {"--max-num-batched-tokens", NULL, "--prefill-budget-ms says how long a piece of a prompt may take; leave it out"},
+    {"--batch-size", NULL, "--prefill-budget-ms says how long a piece of a prompt may take; leave it out"},
+    {"-b", NULL, "--prefill-budget-ms says how long a piece of a prompt may take; leave it out"},
+    {"--ubatch-size", NULL, "--prefill-budget-ms says how long a piece of a prompt may take; leave it out"},
+    {"-ub", NULL, "--prefill-budget-ms says how long a piece of a prompt may take; leave it out"},
     {"--enable-chunked-prefill", NULL, "prompts always share steps with answers; leave it out"},
     {"--cont-batching", NULL, "prompts always share steps with answers; leave it out"},
     {"-cb", NULL, "prompts always share steps with answers; leave it out"},
@@ -277,6 +278,10 @@ static int set_flag(void *user, const char *name, const char *value) {
     if (!strcmp(name, "--response-store-mb"))
         return nmk_flag_int(value, 0, 1 << 20, NULL, &s->kept_mb) ? 0
                                                                   : nmk_flag_bad(&flags, name, value, "0 to 1048576");
+    if (!strcmp(name, "--prefill-budget-ms"))
+        return nmk_flag_int(value, 1, 1000000, NULL, &s->budget_ms)
+                   ? 0
+                   : nmk_flag_bad(&flags, name, value, "milliseconds from 1");
     if (!strcmp(name, "--gpu-memory-utilization"))
         return read_share(value, &s->options.memory_share)
                    ? 0
@@ -554,6 +559,9 @@ static void print_banner(const settings *s, const nmk_stats *t, const texts *x, 
             (double)t->free_bytes / 0x1p30);
     fprintf(f, "  room      %d sequences of up to %d tokens; %d + %d pages of %d tokens (full + sliding layers)\n",
             n.rows, t->max_len, t->kv_pages[0], t->kv_pages[1], t->kv_page_tokens);
+    if (t->prefill_tokens)
+        fprintf(f, "  prompts   up to %d tokens in a launch of their own, about %lld ms beside sequences that decode\n",
+                t->prefill_tokens, (long long)s->budget_ms);
     fprintf(f, "  step      reads %.2f MB with 1 sequence, %.2f MB with %d, of %d tokens each", n.one_bytes / 1e6,
             n.full_bytes / 1e6, n.rows, n.context);
     if (n.one_tokens_s > 0)
@@ -606,6 +614,7 @@ static void log_banner(const settings *s, const nmk_stats *t, const texts *x) {
     nmk_log_int(&l, "step_tokens", n.context);
     nmk_log_int(&l, "step_bytes_one", (int64_t)n.one_bytes);
     nmk_log_int(&l, "step_bytes_full", (int64_t)n.full_bytes);
+    nmk_log_int(&l, "prefill_tokens", t->prefill_tokens);
     nmk_log_int(&l, "resident_bytes", (int64_t)n.resident_bytes);
     nmk_log_int(&l, "most_resident_bytes", (int64_t)n.most_resident_bytes);
     nmk_log_number(&l, "weights_s", t->weights_seconds);
@@ -678,6 +687,7 @@ static int serve(settings *s, nmk_err *e) {
     }
     nmk_engine_stats(engine, &stats);
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
+    nmk_batch_set_budget(batch, (double)s->budget_ms);
     engine = NULL;
     if (trace) nmk_batch_set_on_step(batch, on_step, trace);
 
@@ -732,6 +742,7 @@ out:
 int main(int argc, char **argv) {
     /* who comes or goes waits for the steps that are queued; a GPU is busy with one of them while tokens are read */
     settings s = {.port = 8000,
+                  .budget_ms = NMK_BATCH_BUDGET_MS,
                   .trace_mib = 64,
                   .kept_mb = 64,
                   .log_level = NMK_LOG_INFO,

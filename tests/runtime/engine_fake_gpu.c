@@ -221,7 +221,8 @@ int main(void) {
     if (fake_install(&e)) return puts(e.text), 2;
     test_hang_text();
     test_refusals();
-    nmk_options o = {.random_weights = true, .device = "cuda:0", .max_len = 640, .kv_bytes = 64 << 20};
+    nmk_options o = {
+        .random_weights = true, .device = "cuda:0", .max_len = 640, .kv_bytes = 64 << 20, .no_prefill = true};
     if (!check(nmk_engine_open(&g, &o, &e) == 0, "opens", "%s", e.text)) return 1;
     const uint8_t *pool = (const uint8_t *)(uintptr_t)g->params.kv_full;
     bool zero = true;

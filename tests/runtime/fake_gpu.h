@@ -1,7 +1,8 @@
 /* A GPU made up of host memory, for tests of what talks to one: fake_install() before the engine is opened on cuda:0.
  *
  * The stand-in for the driver queues what a stream would and does one thing of it at each look at an event, so that a
- * staging buffer reused too early or a write out of order shows.  Its step samples token + 1. */
+ * staging buffer reused too early or a write out of order shows.  Its step samples token + 1.  Time passes by fake_ms of
+ * each launch. */
 #ifndef NMK_TESTS_FAKE_GPU_H
 #define NMK_TESTS_FAKE_GPU_H
 
@@ -26,10 +27,16 @@ typedef struct {
     size_t bytes;
     int value;
     nmk_params params;
-    bool *event;
+    bool chunk; /* the STEP is one */
+    struct fake_event *event;
 } work;
 
-enum { MOST_WORK = 4096, MOST_SEEN = 4096 };
+struct fake_event {
+    bool done;
+    double ms;
+};
+
+enum { MOST_WORK = 4096, MOST_SEEN = 4096, MOST_CHUNKS = 512 };
 
 static work queue[MOST_WORK];
 static int queue_head, queue_tail, queued_steps, most_queued_steps;
@@ -78,6 +85,52 @@ static int32_t (*fake_model)(const nmk_params *p, const nmk_column *column);
 static nmk_column seen[MOST_SEEN]; /* live columns of the steps that ran, */
 static struct { int step, column; /* and where each was: steps count from 1 */ } seen_at[MOST_SEEN];
 static int seen_count, in_flight_seen;
+static struct {
+    int step, tokens, spans;
+    nmk_span span[NMK_ROWS];
+} seen_chunk[MOST_CHUNKS];
+static int seen_chunks;
+/* How long a launch takes: of a chunk of so many tokens, or of a step (0). */
+static double fake_step_ms(int tokens) { return tokens ? 10 + 0.02 * tokens : 1.5; }
+static double (*fake_ms)(int tokens) = fake_step_ms;
+static double fake_now_ms;
+static bool in_chunk; /* fake_model is asked for a chunk's position: nothing counts but what it leaves in the pages */
+
+static void run_chunk(const nmk_params *p) {
+    const int32_t *chunk = (const int32_t *)(uintptr_t)p->control, tokens = chunk[0], spans = chunk[1];
+    const nmk_span *span = (const nmk_span *)(uintptr_t)(p->control + nmk_prefill->chunk_spans_at);
+    const int32_t *token = (const int32_t *)(uintptr_t)(p->control + nmk_prefill->chunk_tokens_at);
+    uint32_t *abort_flag = (uint32_t *)(uintptr_t)p->abort, *counters = (uint32_t *)(uintptr_t)p->counters;
+    steps_run++, queued_steps--;
+    if (*abort_flag) return;
+    if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
+        nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
+        *abort_flag = 1u << 31 | 1u << 20 | 17u << 12 | 0;
+        if (!fake.silent)
+            h[9] = (nmk_hang){.word = 1u << 31 | 1u << 20 | 17u << 12 | 1, .counter = 0, .expected = 132, .got = 131};
+        return;
+    }
+    counters[0] = (uint32_t)p->epoch;
+    fake_now_ms += fake_ms(tokens);
+    if (seen_chunks < MOST_CHUNKS) {
+        seen_chunk[seen_chunks].step = steps_run;
+        seen_chunk[seen_chunks].tokens = tokens, seen_chunk[seen_chunks].spans = spans;
+        memcpy(seen_chunk[seen_chunks++].span, span, sizeof *span * (size_t)spans);
+    }
+    in_chunk = true;
+    for (int i = 0; fake_model && i < spans; i++)
+        for (int j = 0; j < span[i].count; j++) {
+            const nmk_span *s = &span[i];
+            const nmk_column column = {.token = token[s->first + j],
+                                       .pos = s->pos + j,
+                                       .base = s->pos,
+                                       .group = i,
+                                       .slot = s->slot,
+                                       .remaining = 1};
+            fake_model(p, &column);
+        }
+    in_chunk = false;
+}
 static int traced_steps; /* steps that had a place for stamps, each one of its own */
 static uint64_t traced_last;
 
@@ -114,6 +167,7 @@ static void run_step(const nmk_params *p) {
         return;
     }
     counters[0] = (uint32_t)p->epoch;
+    fake_now_ms += fake_ms(0);
     for (int c = 0; c < NMK_COLUMNS; c++) {
         nmk_column *column = &control->column[c];
         out[c] = -1;
@@ -140,8 +194,8 @@ static void run_one(void) {
     if (w->kind == COPY && is_large) drop(w->src, w->bytes);
     if (w->kind == COPY && !is_large) memcpy((void *)(uintptr_t)w->dst, w->src, w->bytes);
     if (w->kind == SET && !is_large) memset((void *)(uintptr_t)w->dst, w->value, w->bytes);
-    if (w->kind == STEP) run_step(&w->params);
-    if (w->kind == EVENT) *w->event = true;
+    if (w->kind == STEP) (w->chunk ? run_chunk : run_step)(&w->params);
+    if (w->kind == EVENT) *w->event = (struct fake_event){true, fake_now_ms};
 }
 
 static void run_all(void) {
@@ -254,7 +308,7 @@ static CUresult stream_any(CUstream s) {
 }
 static CUresult event_create(CUevent *event, unsigned flags) {
     (void)flags;
-    return *event = xcalloc(1, sizeof(bool)), 0;
+    return *event = xcalloc(1, sizeof(struct fake_event)), 0;
 }
 static CUresult event_destroy(CUevent event) {
     run_all();
@@ -263,35 +317,39 @@ static CUresult event_destroy(CUevent event) {
 static CUresult event_record(CUevent event, CUstream s) {
     (void)s;
     work *w = add_work(EVENT);
-    w->event = (bool *)event;
-    return *w->event = false, 0;
+    w->event = (struct fake_event *)event;
+    return w->event->done = false, 0;
 }
 static CUresult event_query(CUevent event) {
     if (fake.fail) return 700;
-    if (*(bool *)event) return 0;
+    const struct fake_event *f = (const struct fake_event *)event;
+    if (f->done) return 0;
     run_one();
-    return *(bool *)event ? 0 : CUDA_ERROR_NOT_READY;
+    return f->done ? 0 : CUDA_ERROR_NOT_READY;
 }
 static CUresult event_wait(CUevent event) {
     (void)event;
     return run_all(), 0;
 }
 static CUresult event_elapsed(float *ms, CUevent a, CUevent b) {
-    (void)a, (void)b;
-    return *ms = 1.5f, 0;
+    const struct fake_event *from = (const struct fake_event *)a, *to = (const struct fake_event *)b;
+    return *ms = (float)(to->ms - from->ms), 0;
 }
+/* All cubins are the same file, so a module is of what was compiled last. */
+static const char *compiled;
 static CUresult module_load(CUmodule *m, const void *image) {
     (void)image;
-    return *m = (CUmodule)&fake, fake.load_result;
+    const bool chunks = nmk_prefill && compiled == nmk_prefill->kernel;
+    return *m = chunks ? (CUmodule)&seen_chunks : (CUmodule)&fake, fake.load_result;
 }
 static CUresult module_unload(CUmodule m) {
     (void)m;
     return 0;
 }
+static char step_function, chunk_function, other_function;
 static CUresult module_function(CUfunction *f, CUmodule m, const char *name) {
-    static char step, other;
-    (void)m;
-    return *f = (CUfunction)(strcmp(name, "nmk_step") ? &other : &step), 0;
+    if (strcmp(name, "nmk_step")) return *f = (CUfunction)&other_function, 0;
+    return *f = (CUfunction)(m == (CUmodule)&fake ? &step_function : &chunk_function), 0;
 }
 static CUresult function_set(CUfunction f, int attribute, int value) {
     (void)f;
@@ -304,12 +362,12 @@ static CUresult occupancy(int *blocks, CUfunction f, int threads, size_t bytes) 
 }
 static CUresult launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                        unsigned smem_bytes, CUstream s, void **params, void **extra) {
-    CUfunction step;
     (void)y, (void)z, (void)by, (void)bz, (void)s, (void)extra;
-    module_function(&step, NULL, "nmk_step");
-    if (f != step) return 0;
+    if (f == (CUfunction)&other_function) return 0;
     assert(x == NMK_SMS && bx == NMK_THREADS && smem_bytes == NMK_SMEM_BYTES);
-    memcpy(&add_work(STEP)->params, params[0], sizeof(nmk_params));
+    work *w = add_work(STEP);
+    w->chunk = f == (CUfunction)&chunk_function;
+    memcpy(&w->params, params[0], sizeof(nmk_params));
     if (++queued_steps > most_queued_steps) most_queued_steps = queued_steps;
     return 0;
 }
@@ -322,7 +380,8 @@ static size_t self_bytes;
 static int rtc_zero(void) { return 0; }
 static nvrtcResult rtc_create(nvrtcProgram *p, const char *source, const char *name, int n, const char *const *texts,
                               const char *const *names) {
-    (void)source, (void)name, (void)n, (void)texts, (void)names;
+    (void)name, (void)n, (void)texts, (void)names;
+    compiled = source;
     return *p = (nvrtcProgram)&fake, 0;
 }
 static nvrtcResult rtc_compile(nvrtcProgram p, int count, const char *const *options) {
@@ -353,6 +412,7 @@ static nvrtcResult rtc_destroy(nvrtcProgram *p) {
 
 static int fake_install(nmk_err *e) {
     setenv("NMK_CACHE_DIR", "/proc/nmk/none", 1);
+    setenv("NMK_GPU_PREFILL", "1", 1);
     if (nmk_file_read(&self, &self_bytes, "/proc/self/exe", (size_t)1 << 30, e)) return -1;
     nmk_cuda = (struct nmk_cuda){
         .cuGetErrorName = ok_name,

@@ -59,14 +59,15 @@ int main(void) {
     if (!check(nmk_kv_init(&kv, &shape, 8, 4096, (uint64_t)1 << 40, &e) == 0, "ample memory", "%s", e.text)) return 1;
     check(kv.pages[0] == 8 * 64 && kv.pages[1] == 4 * 8 * 4,
           "pools hold all rows at full length, and more windows to keep", "%d and %d pages", kv.pages[0], kv.pages[1]);
-    check(nmk_kv_take(&kv, 3, 4096, &e) == 0 && nmk_kv_take(&kv, 0, 65, &e) == 0 && nmk_kv_take(&kv, 7, 1, &e) == 0,
+    check(nmk_kv_take(&kv, 3, 4096, 0, &e) == 0 && nmk_kv_take(&kv, 0, 65, 0, &e) == 0 &&
+              nmk_kv_take(&kv, 7, 1, 0, &e) == 0,
           "rows of 4096, 65 and 1 tokens", "%s", e.text);
     check(sound(&kv, 0) && sound(&kv, 1), "no page has two owners", "a page has two owners or none");
     const int32_t *sliding = kv.table[1] + 3 * kv.stride;
     bool recycles = true;
     for (int p = 4; p < 64; p++) recycles &= sliding[p] == sliding[p - 4];
     check(recycles, "a sliding row's pages come round", "entry 4 is not entry 0");
-    check_message(nmk_kv_take(&kv, 1, 5000, &e), &e, "5000 tokens: rows hold at most 4096",
+    check_message(nmk_kv_take(&kv, 1, 5000, 0, &e), &e, "5000 tokens: rows hold at most 4096",
                   "a row longer than the tables");
     nmk_kv_drop(&kv, 3), nmk_kv_drop(&kv, 3);
     check(sound(&kv, 0) && sound(&kv, 1) && sliding[0] == 0, "a row is given back once", "pages are lost");
@@ -78,7 +79,7 @@ int main(void) {
         if (kv.row[row].tokens)
             nmk_kv_drop(&kv, row);
         else
-            good &= nmk_kv_take(&kv, row, 1 + (int)(seed >> 8) % 4096, &e) == 0;
+            good &= nmk_kv_take(&kv, row, 1 + (int)(seed >> 8) % 4096, 0, &e) == 0;
         if (i % 1000 == 0) good &= sound(&kv, 0) && sound(&kv, 1);
     }
     check(good && sound(&kv, 0) && sound(&kv, 1), "20,000 random takes and drops", "%s", e.text);
@@ -89,7 +90,7 @@ int main(void) {
     check(nmk_kv_pool_bytes(&kv, 0) + nmk_kv_pool_bytes(&kv, 1) <= 4 << 20, "pools stay within the budget", "%llu",
           (unsigned long long)(nmk_kv_pool_bytes(&kv, 0) + nmk_kv_pool_bytes(&kv, 1)));
     int before[2] = {kv.free_count[0], kv.free_count[1]};
-    check_message(nmk_kv_take(&kv, 0, 4096, &e), &e,
+    check_message(nmk_kv_take(&kv, 0, 4096, 0, &e), &e,
                   "no room for a row of 4096 tokens: it needs 64 pages of the full layers",
                   "a row larger than the pool");
     check(kv.free_count[0] == before[0] && kv.free_count[1] == before[1] && kv.row[0].tokens == 0,

@@ -30,7 +30,7 @@ static uint64_t mix(uint64_t a, uint64_t b) {
 }
 
 static uint64_t next_mark(uint64_t before, uint64_t window_sum, int32_t token, int from_base) {
-    return mix(mix(before, window_sum), (uint64_t)token * CHUNK + (uint64_t)from_base);
+    return mix(mix(before, window_sum), (uint64_t)token * (CHUNK + 1) + (uint64_t)from_base);
 }
 
 static int32_t token_of(uint64_t mark) { return (int32_t)(mix(mark, 1) % 3000); }
@@ -45,7 +45,7 @@ static uint64_t *mark_at(const nmk_params *p, int slot, int pos, int sliding) {
 static int32_t model(const nmk_params *p, const nmk_column *c) {
     uint64_t sum = 0, before = c->pos ? *mark_at(p, c->slot, c->pos - 1, 0) : 0;
     for (int pos = c->pos - 1; pos >= 0 && pos > c->pos - NMK_WINDOW; pos--) sum += *mark_at(p, c->slot, pos, 1);
-    uint64_t mark = next_mark(before, sum, c->token, c->pos - c->base);
+    uint64_t mark = next_mark(before, sum, c->token, in_chunk ? CHUNK : c->pos - c->base);
     *mark_at(p, c->slot, c->pos, 0) = *mark_at(p, c->slot, c->pos, 1) = mark;
     return spoiled && c->token == NO_TOKEN ? -1 : token_of(mark);
 }
@@ -60,7 +60,10 @@ static void say(const client *k, int from, int to, int32_t *out) {
         uint64_t sum = 0;
         for (int q = pos - 1; q >= 0 && q > pos - NMK_WINDOW; q--) sum += mark[q];
         bool decoded = pos >= prompt - 1 || (pos >= from && pos < to);
-        mark[pos] = next_mark(pos ? mark[pos - 1] : 0, sum, token[pos], decoded ? 0 : pos % CHUNK);
+        mark[pos] = next_mark(pos ? mark[pos - 1] : 0, sum, token[pos],
+                              decoded              ? 0
+                              : options.no_prefill ? pos % CHUNK
+                                                   : CHUNK);
         if (pos >= prompt - 1) out[pos - (prompt - 1)] = token[pos + 1] = token_of(mark[pos]);
     }
 }
@@ -97,12 +100,13 @@ static bool run_one_request(nmk_batch *b, client *k) {
 static int fed_positions(void) {
     int fed = 0;
     for (int i = 0; i < seen_count; i++) fed += !(seen[i].flags & 1);
+    for (int i = 0; i < seen_chunks; i++) fed += seen_chunk[i].tokens;
     return fed;
 }
 
 static void reset(nmk_batch *b) {
     quiet(b);
-    seen_count = 0;
+    seen_count = seen_chunks = 0;
 }
 
 static bool open_batch(nmk_engine **g, nmk_batch **b, uint64_t kv_bytes) {
@@ -520,14 +524,13 @@ static void test_poison(nmk_batch *b, nmk_engine *g) {
     check(run_one_request(b, &many[2]) && many[2].cached == 0, "the next computes all", "%d cached", many[2].cached);
 }
 
-int main(int argc, char **argv) {
-    nmk_err e = {0};
+/* Prompts that steps feed, or chunks. */
+static bool test_all(bool chunks) {
     nmk_engine *g;
     nmk_batch *b;
-    seed = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 0) : (uint32_t)nmk_now_ns() ^ (uint32_t)getpid();
-    printf("# seed %u\n", seed);
-    if (fake_install(&e)) return puts(e.text), 2;
-    if (!open_batch(&g, &b, 0)) return 1;
+    options.no_prefill = !chunks;
+    printf("# prompts are fed by %s\n", chunks ? "chunks" : "steps");
+    if (!open_batch(&g, &b, 0)) return false;
     test_hits(b);
     test_running(b);
     test_chat(b);
@@ -543,6 +546,15 @@ int main(int argc, char **argv) {
     test_preempted_chat();
     for (int round = 0; round < 6; round++) test_storm(round);
     test_cancel_anywhen();
+    return true;
+}
+
+int main(int argc, char **argv) {
+    nmk_err e = {0};
+    seed = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 0) : (uint32_t)nmk_now_ns() ^ (uint32_t)getpid();
+    printf("# seed %u\n", seed);
+    if (fake_install(&e)) return puts(e.text), 2;
+    if (!test_all(false) || !test_all(true)) return 1;
     free(self);
     return failures != 0;
 }

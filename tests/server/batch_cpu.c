@@ -203,11 +203,11 @@ static void test_cancel(nmk_batch *b) {
     nmk_batch_stats s = {0}, was = quiet(b);
     fill(&many[1], 900, 50, 0, 1);
     rc |= submit(b, &many[1], &e);
-    for (int i = 0; i < 60000 && s.steps < was.steps + 5; i++) usleep(100), nmk_batch_read_stats(b, &s);
+    for (int i = 0; i < 60000 && !s.running; i++) usleep(100), nmk_batch_read_stats(b, &s);
     nmk_batch_cancel(b, many[1].id);
     ended = wait_end(&many[1]);
     nmk_batch_read_stats(b, &s);
-    check(rc == 0 && ended && many[1].end == NMK_BATCH_CANCEL && many[1].count == 0 && s.steps < was.steps + 60,
+    check(rc == 0 && ended && many[1].end == NMK_BATCH_CANCEL && many[1].count == 0 && s.steps < was.steps + 3,
           "cancelled while its prompt is fed", "%d tokens, %d steps", many[1].count, (int)(s.steps - was.steps));
 
     fill(&many[0], 9, 50, 0, 2);
@@ -281,7 +281,7 @@ static void test_stats(nmk_batch *b) {
     s = quiet(b);
     check(rc == 0 && ended && s.running == 0 && s.waiting == 0 && s.requests == before.requests + 1 &&
               s.prompt_tokens == before.prompt_tokens + 30 && s.tokens == before.tokens + 12 &&
-              s.steps == before.steps + 8 + 12 && s.failed == 0 && s.last_step_ms >= start_ms && !s.lost,
+              s.steps == before.steps + 1 + 12 && s.failed == 0 && s.last_step_ms >= start_ms && !s.lost,
           "statistics", "%d steps, %d prompt tokens, %d tokens, %d failed", (int)(s.steps - before.steps),
           (int)(s.prompt_tokens - before.prompt_tokens), (int)(s.tokens - before.tokens), (int)s.failed);
     struct timespec cpu[2];

@@ -429,7 +429,7 @@ int main(void) {
     nmk_engine *g;
     nmk_batch *b;
     if (fake_install(&e)) return puts(e.text), 2;
-    nmk_options o = {.random_weights = true, .device = "cuda:0", .max_len = MAX_LEN};
+    nmk_options o = {.random_weights = true, .device = "cuda:0", .max_len = MAX_LEN, .no_prefill = true};
     if (!check(nmk_engine_open(&g, &o, &e) == 0, "the engine opens", "%s", e.text)) return 1;
     if (!check(nmk_batch_open(&b, g, 0, &e) == 0, "the batch opens", "%s", e.text)) return 1;
     test_many(b);

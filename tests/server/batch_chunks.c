@@ -1,0 +1,198 @@
+/* Prompts in launches of their own, on a GPU made up of host memory: who is in which chunk, how long chunks are beside
+ * rows that decode, hangs.  tests/server/batch_cache.c does the pages, tests/runtime/prefill_cpu.c the numbers. */
+#include "batch.h"
+
+#include "runtime/fake_gpu.h"
+#include "server/batch_helper.h"
+
+enum { MANY = 10, MAX_LEN = 2048, PAGE = NMK_PAGE_TOKENS, BUDGET_MS = 20 };
+
+static client many[MANY];
+
+/* Nothing that others computed is of use to it, unless it gets their salt. */
+static void fill(client *k, int number, int prompt_tokens, int max_tokens) {
+    static uint64_t salt;
+    memset(k, 0, sizeof *k);
+    for (int i = 0; i < prompt_tokens; i++) k->prompt[i] = 100 + number * 300 + i % 250;
+    k->rq = (nmk_batch_request){.prompt_tokens = prompt_tokens, .max_tokens = max_tokens, .salt = ++salt};
+}
+
+static bool is_whole(client *k) {
+    const int32_t last = k->prompt[k->rq.prompt_tokens - 1];
+    bool good = wait_end(k) && k->ends == 1 && k->end == NMK_BATCH_LENGTH && k->count == k->rq.max_tokens;
+    for (int i = 0; i < k->count; i++) good &= k->token[i] == last + 1 + i;
+    return good;
+}
+
+static void reset(nmk_batch *b) {
+    quiet(b);
+    seen_count = seen_chunks = 0;
+}
+
+/* Chunks as the kernel wants them: spans one after the other, each from another row, going on where it stood. */
+static int bad_chunks(void) {
+    int bad = 0;
+    for (int i = 0; i < seen_chunks; i++) {
+        int tokens = 0;
+        bool used[NMK_ROWS] = {0}, good = seen_chunk[i].spans > 0;
+        for (int s = 0; s < seen_chunk[i].spans; s++) {
+            const nmk_span *span = &seen_chunk[i].span[s];
+            good &= span->first == tokens && span->count > 0 && span->slot >= 0 && span->slot < nmk_rows;
+            good &= !used[span->slot];
+            used[span->slot] = true, tokens += span->count;
+        }
+        bad += !(good && tokens == seen_chunk[i].tokens && tokens <= nmk_prefill->prefill_tokens);
+    }
+    return bad;
+}
+
+static int fed(void) {
+    int tokens = 0;
+    for (int i = 0; i < seen_chunks; i++) tokens += seen_chunk[i].tokens;
+    return tokens;
+}
+
+/* Holds the batch in a first token while requests come, so that they come together. */
+static int submit_together(nmk_batch *b, int first, int count) {
+    nmk_err e = {0};
+    many[0].hold_at = 1;
+    int rc = submit(b, &many[0], &e);
+    wait_tokens(&many[0], 1);
+    for (int i = 0; i < count; i++) rc |= submit(b, &many[first + i], &e);
+    go_on(&many[0], 0);
+    return rc;
+}
+
+static void test_alone(nmk_batch *b) {
+    nmk_err e = {0};
+    reset(b);
+    fill(&many[0], 0, 1000, 5);
+    int rc = submit(b, &many[0], &e);
+    check(rc == 0 && is_whole(&many[0]) && seen_chunks == 1 && fed() == 999, "a prompt is one chunk", "%d chunks of %d",
+          seen_chunks, fed());
+    fill(&many[0], 0, 1, 5);
+    reset(b);
+    rc = submit(b, &many[0], &e);
+    check(rc == 0 && is_whole(&many[0]) && seen_chunks == 0, "of one token is none", "%d", seen_chunks);
+}
+
+static void test_packed(nmk_batch *b) {
+    reset(b);
+    fill(&many[0], 0, 1, 1);
+    for (int i = 1; i < 6; i++) fill(&many[i], i, 150 + i, 4);
+    int rc = submit_together(b, 1, 5);
+    bool good = true;
+    for (int i = 0; i < 6; i++) good &= is_whole(&many[i]);
+    check(rc == 0 && good && bad_chunks() == 0 && seen_chunks == 1 && seen_chunk[0].spans == 5, "prompts share a chunk",
+          "%d chunks, the first of %d spans", seen_chunks, seen_chunk[0].spans);
+}
+
+/* What is cached is not fed again; who begins like another waits for its pages. */
+static void test_alike(nmk_batch *b) {
+    reset(b);
+    fill(&many[0], 0, 1, 1);
+    fill(&many[1], 7, 400, 4), fill(&many[2], 7, 400, 4), fill(&many[3], 8, 200, 4);
+    many[2].rq.salt = many[1].rq.salt;
+    int rc = submit_together(b, 1, 3);
+    bool good = true;
+    for (int i = 0; i < 4; i++) good &= is_whole(&many[i]);
+    check(rc == 0 && good && bad_chunks() == 0 && many[2].cached + many[1].cached == 384 && fed() == 399 + 15 + 199,
+          "two that begin alike are computed once", "%d and %d cached, %d fed", many[1].cached, many[2].cached, fed());
+}
+
+/* Rows decode while long prompts are fed: a step after every chunk, and chunks within the budget once it is known how
+ * long they take. */
+static void test_budget(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0, over = 0, learned = 0, before = 0, together = 0;
+    bool good = true;
+    reset(b);
+    nmk_batch_set_budget(b, BUDGET_MS);
+    for (int i = 0; i < 4; i++) {
+        fill(&many[i], i, 1, 400);
+        if (i == 0) many[i].hold_at = 20;
+        rc |= submit(b, &many[i], &e);
+    }
+    wait_tokens(&many[0], 20);
+    for (int i = 4; i < 8; i++) {
+        fill(&many[i], i, 1000, 30);
+        rc |= submit(b, &many[i], &e);
+    }
+    go_on(&many[0], 0);
+    for (int i = 0; i < 8; i++) good &= is_whole(&many[i]);
+    quiet(b);
+    for (int i = 0; i < seen_chunks; i++) {
+        together += i && seen_chunk[i].step == before + 1;
+        before = seen_chunk[i].step;
+        over += fake_ms(seen_chunk[i].tokens) > BUDGET_MS + 1;
+        learned += seen_chunk[i].tokens == (int)((BUDGET_MS - 10) / 0.02) / PAGE * PAGE;
+    }
+    check(rc == 0 && good && fed() == 4 * 999 && bad_chunks() == 0, "prompts are fed beside rows that decode", "%d: %s",
+          fed(), e.text);
+    check(together == 0, "which never wait for two chunks", "%d", together);
+    check(over == 0 && learned >= 4, "nor longer than the budget", "%d of %d longer, %d as long as it allows", over,
+          seen_chunks, learned);
+    nmk_batch_set_budget(b, NMK_BATCH_BUDGET_MS);
+}
+
+static void test_cancel(nmk_batch *b) {
+    nmk_err e = {0};
+    reset(b);
+    fill(&many[0], 0, 1, 200), fill(&many[1], 5, 1000, 5);
+    many[0].hold_at = 10;
+    int rc = submit(b, &many[0], &e);
+    wait_tokens(&many[0], 10);
+    rc |= submit(b, &many[1], &e);
+    for (int at = 11; at < 200 && !seen_chunks; at++) go_on(&many[0], at), wait_tokens(&many[0], at);
+    nmk_batch_cancel(b, many[1].id);
+    go_on(&many[0], 0);
+    bool ended = wait_end(&many[1]);
+    check(rc == 0 && ended && many[1].end == NMK_BATCH_CANCEL && many[1].count == 0 && fed() < 999,
+          "cancelled while its prompt is fed", "end %d, %d tokens, %d fed", many[1].end, many[1].count, fed());
+    check(is_whole(&many[0]), "its neighbour goes on", "end %d, %d tokens", many[0].end, many[0].count);
+    fill(&many[2], 9, 300, 5);
+    rc = submit(b, &many[2], &e);
+    check(rc == 0 && is_whole(&many[2]), "and the next is served", "end %d", many[2].end);
+}
+
+/* A chunk that hangs: the step behind it says so, and names the task. */
+static void test_hang(nmk_batch *b) {
+    nmk_err e = {0};
+    for (int silent = 0; silent < 2; silent++) {
+        reset(b);
+        fill(&many[0], 11 + silent, 500, 5);
+        fake.hang_at = steps_run + 1, fake.silent = silent;
+        int rc = submit(b, &many[0], &e);
+        bool ended = wait_end(&many[0]);
+        quiet(b);
+        fake.hang_at = 0, fake.silent = false;
+        check(rc == 0 && ended && many[0].end == NMK_BATCH_FAILED &&
+                  strstr(many[0].message, silent ? "task 0" : "SM 17, role compute, task 1 (layer0.prefill_norm)"),
+              silent ? "a chunk that hangs without a record" : "a chunk that hangs", "end %d: %s", many[0].end,
+              many[0].message);
+        fill(&many[1], 11 + silent, 500, 5);
+        many[1].rq.salt = many[0].rq.salt;
+        rc = submit(b, &many[1], &e);
+        check(rc == 0 && is_whole(&many[1]) && many[1].cached == 0, "nothing of it is used, and the next is served",
+              "end %d, %d cached: %s", many[1].end, many[1].cached, many[1].message);
+    }
+}
+
+int main(void) {
+    nmk_err e = {0};
+    nmk_engine *g;
+    nmk_batch *b;
+    if (fake_install(&e)) return puts(e.text), 2;
+    nmk_options o = {.random_weights = true, .device = "cuda:0", .max_len = MAX_LEN};
+    if (!check(nmk_engine_open(&g, &o, &e) == 0, "the engine opens", "%s", e.text)) return 1;
+    if (!check(nmk_batch_open(&b, g, 0, &e) == 0, "the batch opens", "%s", e.text)) return 1;
+    test_alone(b);
+    test_packed(b);
+    test_alike(b);
+    test_budget(b);
+    test_cancel(b);
+    test_hang(b);
+    nmk_batch_close(b);
+    free(self);
+    return failures != 0;
+}
