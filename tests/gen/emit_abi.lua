@@ -51,13 +51,18 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
 #define NMK_TOPS 20
+#define NMK_MASK_WORDS 4
 #define NMK_COLUMN_SAMPLES 1
 #define NMK_COLUMN_FILTERS 2
 #define NMK_COLUMN_CUTS_K 4
 #define NMK_COLUMN_CUTS_P 8
 #define NMK_COLUMN_ADJUSTS 16
 #define NMK_COLUMN_LOGPROBS 32
+#define NMK_COLUMN_MASKED 64
+#define NMK_MASK_FLAGS 64
+#define NMK_MASKED_LOGIT -1e+30f
 #define NMK_SEEN_PROMPT 1073741824
+#define NMK_HANG_HOST -1
 #define NMK_HANG_TASK_MASK 4095
 #define NMK_HANG_SM_SHIFT 12
 #define NMK_HANG_SM_MASK 255
@@ -69,6 +74,7 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_LAYERS 1
 #define NMK_SCALE 0.5f
 #define NMK_SLIDING_LAYERS 0
+#define NMK_VOCAB_ROWS 64
 #define NMK_WIDTH 64
 #define NMK_OPCODES 3
 ]])

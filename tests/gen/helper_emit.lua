@@ -100,7 +100,8 @@ end
 
 local FAMILY = {
   values = function()
-    return { layers = 1, head_dim = 128, kv_heads = 1, full_layers = 1, sliding_layers = 0, width = 64, scale = 0.5 }
+    return { layers = 1, head_dim = 128, kv_heads = 1, full_layers = 1, sliding_layers = 0, width = 64, scale = 0.5,
+      vocab_rows = 64 }
   end,
   rope = function() return { 1.0, 0.1, 1e-3, scale = 1.25 } end,
 }
