@@ -368,21 +368,21 @@ static void test_forced(struct json_object *windows) {
 static void test_seeds(int tokens) {
     static texts batch, alone;
     nmk_err e = {0};
-    row rows[NMK_ROWS];
+    row rows[NMK_ROWS] = {0};
     int differ = 0, repeated = 0;
-    for (int r = 0; r < NMK_ROWS; r++)
+    for (int r = 0; r < nmk_rows; r++)
         rows[r] = (row){.prompt = r < PROMPTS ? r : r % 2, .seed = 0x9e3779b97f4a7c15u * (uint64_t)(r + 1)};
-    if (answer(device, rows, NMK_ROWS, tokens, 1, &batch, &e)) goto out;
-    for (int r = 0; r < NMK_ROWS; r++) {
+    if (answer(device, rows, nmk_rows, tokens, 1, &batch, &e)) goto out;
+    for (int r = 0; r < nmk_rows; r++) {
         const size_t bytes = sizeof(int32_t) * (size_t)tokens;
         if (answer(device, &rows[r], 1, tokens, 1, &alone, &e)) goto out;
         differ += batch.count[r] != tokens || memcmp(alone.token[0], batch.token[r], bytes) != 0;
         if (r >= PROMPTS) repeated += !memcmp(batch.token[r], batch.token[r % 2], bytes);
     }
 out:
-    check(!e.text[0] && !differ && repeated < NMK_ROWS - PROMPTS,
+    check(!e.text[0] && !differ && repeated < nmk_rows - PROMPTS,
           "sampled, %d tokens: %d of %d rows have another text alone than in a batch, %d have that of another seed %s",
-          tokens, differ, NMK_ROWS, repeated, e.text);
+          tokens, differ, nmk_rows, repeated, e.text);
 }
 
 /* What eight columns in the same state draw with different seeds, against softmax(logits / temperature) at the last
