@@ -941,12 +941,13 @@ int nmk_engine_generate(nmk_engine *g, nmk_request *rq, int count, unsigned flag
     /* The more tokens of a row a chunk has, the more pages its sliding layers take. */
     int most = nmk_engine_chunk_tokens(g) < longest_prompt ? nmk_engine_chunk_tokens(g) : longest_prompt;
     while (taken < count) {
-        if (take_row(g, taken, rq[taken].prompt_tokens + b.limit[taken], most, e) == 0)
+        if (take_row(g, taken, rq[taken].prompt_tokens + b.limit[taken], most, e) == 0) {
             taken++;
-        else if (most <= g->columns)
-            goto out;
-        else
-            for (most /= 2, e->text[0] = 0; taken > 0;) nmk_kv_drop(&g->kv, --taken);
+            continue;
+        }
+        if (most <= g->columns) goto out;
+        if (e) e->text[0] = 0;
+        for (most /= 2; taken > 0;) nmk_kv_drop(&g->kv, --taken);
     }
     if (nmk_engine_set_control(g, g->stop_ids, b.stops ? g->stop_count : 0, e)) goto out;
 
