@@ -36,10 +36,7 @@ static int peek(const scan *s) { return s->at < s->end ? (unsigned char)*s->at :
 static int hex4(scan *s) {
     int v = 0;
     for (int i = 0; i < 4; i++, s->at++) {
-        int c = peek(s), d = c >= '0' && c <= '9'   ? c - '0'
-                             : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                             : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                                    : -1;
+        int d = nmk_hex_digit(peek(s));
         if (d < 0) return -1;
         v = v << 4 | d;
     }

@@ -103,6 +103,13 @@ void nmk_buf_free(nmk_buf *b) {
     *b = (nmk_buf){0};
 }
 
+int nmk_hex_digit(int c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
 int nmk_file_read(char **data, size_t *bytes, const char *path, size_t max_bytes, nmk_err *e) {
     int rc = -1;
     char *text = NULL;

@@ -32,6 +32,9 @@ void nmk_buf_puts(nmk_buf *b, const char *s);
 void nmk_buf_printf(nmk_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void nmk_buf_free(nmk_buf *b); /* leaves it empty */
 
+/* The value of a hexadecimal digit, -1: c is none. */
+int nmk_hex_digit(int c);
+
 /* The whole file, NUL-terminated; the caller frees.  0, or -1 with the path and the reason. */
 int nmk_file_read(char **data, size_t *bytes, const char *path, size_t max_bytes, nmk_err *e);
 

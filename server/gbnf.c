@@ -67,13 +67,6 @@ static named *find_rule(reader *r, const char *name, size_t bytes) {
     return &r->rule[r->rules++];
 }
 
-static int digit(char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 /* A character of a literal or class, or -1 with a message. */
 static int64_t one_char(reader *r) {
     if (!skip(r, '\\')) {
@@ -87,7 +80,7 @@ static int64_t one_char(reader *r) {
     r->at += more(r);
     if (digits) {
         int64_t value = 0;
-        for (int d; digits && more(r) && (d = digit(here(r))) >= 0; digits--, r->at++) value = value * 16 + d;
+        for (int d; digits && more(r) && (d = nmk_hex_digit(here(r))) >= 0; digits--, r->at++) value = value * 16 + d;
         if (digits || value > 0x10ffff || (value >= 0xd800 && value < 0xe000))
             return fail(r, "expected a character's number in hexadecimal digits"), -1;
         return value;
@@ -178,7 +171,7 @@ static nmk_expr *read_atom(reader *r) {
 static int64_t count(reader *r) {
     int64_t n = -1;
     blanks(r, false);
-    for (int d; more(r) && (d = digit(here(r))) >= 0 && d < 10; r->at++) {
+    for (int d; more(r) && (d = nmk_hex_digit(here(r))) >= 0 && d < 10; r->at++) {
         n = (n < 0 ? 0 : n) * 10 + d;
         if (n > NMK_GRAMMAR_REPEATS) n = NMK_GRAMMAR_REPEATS + 1;
     }

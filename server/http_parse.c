@@ -116,12 +116,6 @@ static int check_raw(nmk_http_parser *p, const char *data, size_t n) {
     return 0;
 }
 
-static int hex(int c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* Path and query of the target.  Both are copied behind the fields: text.data may move while they come in. */
 static int split_target(nmk_http_parser *p) {
     char *target = xstrdup(p->text.data + p->target);
@@ -138,8 +132,8 @@ static int split_target(nmk_http_parser *p) {
     for (; *at; at++) {
         char c = *at;
         if (c == '%') {
-            if (hex(at[1]) < 0 || hex(at[2]) < 0) goto out;
-            c = (char)(hex(at[1]) << 4 | hex(at[2]));
+            if (nmk_hex_digit(at[1]) < 0 || nmk_hex_digit(at[2]) < 0) goto out;
+            c = (char)(nmk_hex_digit(at[1]) << 4 | nmk_hex_digit(at[2]));
             at += 2;
             if (!c) goto out;
         } else if (c == '#') {

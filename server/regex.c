@@ -72,18 +72,11 @@ static bool add_named(nmk_set *s, char name, bool outer) {
     return true;
 }
 
-static int digit(char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 /* So many hexadecimal digits, or -1. */
 static int64_t hex(reader *r, int count) {
     int64_t value = 0;
     for (int i = 0; i < count; i++, r->at++) {
-        int d = more(r) ? digit(r->text[r->at]) : -1;
+        int d = more(r) ? nmk_hex_digit(r->text[r->at]) : -1;
         if (d < 0) return -1;
         value = value * 16 + d;
     }
@@ -103,7 +96,8 @@ static int64_t escape(reader *r) {
         if (c == 'u' && skip(r, "{")) {
             int n = 0;
             value = 0;
-            for (int d; more(r) && n < 6 && (d = digit(r->text[r->at])) >= 0; n++, r->at++) value = value * 16 + d;
+            for (int d; more(r) && n < 6 && (d = nmk_hex_digit(r->text[r->at])) >= 0; n++, r->at++)
+                value = value * 16 + d;
             if (!n || !skip(r, "}")) value = -1;
         } else {
             value = hex(r, c == 'x' ? 2 : 4);
@@ -117,7 +111,8 @@ static int64_t escape(reader *r) {
         if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return fail(r, "no such character"), -1;
         return value;
     }
-    if (c == '0' && !(r->at + 1 < r->bytes && digit(r->text[r->at + 1]) >= 0 && digit(r->text[r->at + 1]) < 10))
+    if (c == '0' &&
+        !(r->at + 1 < r->bytes && nmk_hex_digit(r->text[r->at + 1]) >= 0 && nmk_hex_digit(r->text[r->at + 1]) < 10))
         return r->at++, 0;
     if (c >= '0' && c <= '9') return fail(r, "references back are not supported"), -1;
     if (c == 'b' || c == 'B') return fail(r, "word boundaries are not supported"), -1;
