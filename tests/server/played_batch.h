@@ -102,6 +102,14 @@ __attribute__((unused)) static nmk_buf prompt_of(int id) {
     return text;
 }
 
+/* The prompt of an answered request ends with `wanted`; frees both. */
+__attribute__((unused)) static void check_end(const char *name, reply *r, nmk_buf *prompt, const char *wanted) {
+    size_t n = strlen(wanted);
+    check(prompt->length >= n && !strcmp(prompt->data + prompt->length - n, wanted), name,
+          "status %d, got\n%s\nwanted\n%s", r->status, prompt->data, wanted);
+    nmk_buf_free(prompt), reply_free(r);
+}
+
 /* ---------------------------------------------------------------- the server */
 
 static nmk_api *played_api;

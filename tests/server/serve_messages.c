@@ -38,10 +38,7 @@ static reply post_key(const char *path, const char *body) {
 static void prompt_ends(const char *name, const char *body, const char *wanted) {
     nmk_buf prompt;
     reply r = ask(body, "x", NMK_BATCH_LENGTH, &prompt);
-    size_t n = strlen(wanted);
-    check(prompt.length >= n && !strcmp(prompt.data + prompt.length - n, wanted), name,
-          "status %d, got\n%s\nwanted\n%s", r.status, prompt.data, wanted);
-    nmk_buf_free(&prompt), reply_free(&r);
+    check_end(name, &r, &prompt, wanted);
 }
 
 static void test_blocks(void) {

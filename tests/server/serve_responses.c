@@ -20,10 +20,7 @@ static reply ask(const char *body, const char *said, nmk_batch_end how, nmk_buf 
 static void prompt_ends(const char *name, const char *body, const char *wanted) {
     nmk_buf prompt;
     reply r = ask(body, "x", NMK_BATCH_LENGTH, &prompt);
-    size_t n = strlen(wanted);
-    check(prompt.length >= n && !strcmp(prompt.data + prompt.length - n, wanted), name,
-          "status %d, got\n%s\nwanted\n%s", r.status, prompt.data, wanted);
-    nmk_buf_free(&prompt), reply_free(&r);
+    check_end(name, &r, &prompt, wanted);
 }
 
 #define USER   "<|START_OF_TURN_TOKEN|><|USER_TOKEN|><|START_TEXT|>"
