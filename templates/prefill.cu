@@ -11,59 +11,83 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
     Shared &s = *(Shared *)(memory + SHARED_REST);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
 
-    if (thread < TAGS) s.job_tag[thread] = -1;
-    if (thread < NMK_RING_STAGES) s.stage_tag[thread] = -1;
+    Chunked &k = chunked(s);
     if (thread == 2) s.gone = 0;
     if (thread == 0) {
 #pragma unroll 1
-        for (int i = 0; i < NMK_RING_STAGES; i++) {
-            mbarrier_init(shared_address(&s.full[i]), 1);
-            mbarrier_init(shared_address(&s.empty[i]), WARPS_COMPUTE * ARRIVALS);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(shared_address(&k.full[i]), LOADERS * 32);
+            mbarrier_init(shared_address(&k.empty[i]), WARPS_COMPUTE * ARRIVALS);
         }
+        mbarrier_init(shared_address(&k.begun), LOADERS * ARRIVALS);
+        mbarrier_init(shared_address(&k.done), WARPS_COMPUTE * ARRIVALS);
 #pragma unroll 1
         for (int i = 0; i < DESC_BLOCKS; i++) {
             mbarrier_init(shared_address(&s.desc_full[i]), 1);
-            mbarrier_init(shared_address(&s.desc_empty[i]), WARPS_COMPUTE * ARRIVALS);
+            mbarrier_init(shared_address(&s.desc_empty[i]), WARPS_ALL * ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
+    if (thread < WARPS_ALL) k.progress[thread] = {0, thread < WARPS_COMPUTE ? 0u : 1u, 0, 0, 0, 0, 0, nullptr};
+    if (thread == 0) k.tokens = __ldcg(&((const nmk_chunk *)p.control)->tokens);
+    attention_init(k.attention, p, thread);
 
     if (warp >= WARPS_COMPUTE) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
-        if (warp != WARPS_COMPUTE || lane != 0) return;
-        Loader c = {{p, s, memory, ROLE_LOAD, 0, 0, -1}, {0, 1}, {0, 0}, p.in_flight, false,
-                    evict_first_policy(), nullptr, 0, 0};
-        c.fetch(0), c.fetch(1);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        const Context context = {p, s, memory, ROLE_LOAD, 0, lane, -1};
+        ChunkLoader c = {{context, {0, 1}, {0, 0}, 0, false, evict_first_policy(), nullptr, 0, 0},
+                         k,
+                         warp - WARPS_COMPUTE};
+        if (thread == WARPS_COMPUTE * 32) c.fetch(0), c.fetch(1);
 #pragma unroll 1
         for (;;) {
-            if ((++c.task & (DESC_BLOCK - 1)) == 0) {
-                const u32 block = (u32)c.task / DESC_BLOCK;
-                c.wait(&s.desc_full[block % DESC_BLOCKS], block / DESC_BLOCKS & 1);
-                if (c.gone()) break;
-                c.fetch(block + 2);
-            }
+            if (!c.next()) break;
             const int *d = c.desc();
             int op = d[0];
             if (op == 0) break;
+            Product product = {};
 //@slot dispatch load
+            if (product.steps == 0 || !c.begin(product.first, product.experts)) continue;
+            load_product(c, product, [&](int n) -> int2 {
+//@slot products about
+                return make_int2(0, 0);
+            });
+        load_done:;
         }
+        /* no copy may land in a block that has left */
+        c.drain();
+        if (thread == WARPS_COMPUTE * 32) {
 #pragma unroll 1
-        for (int b = c.task / DESC_BLOCK; b <= c.task / DESC_BLOCK + 2 && b < NMK_MAX_TASKS / DESC_BLOCK; b++)
-            c.wait(&s.desc_full[b % DESC_BLOCKS], b / DESC_BLOCKS & 1);
+            for (int b = c.task / DESC_BLOCK; b <= c.task / DESC_BLOCK + 2 && b < NMK_MAX_TASKS / DESC_BLOCK; b++)
+                c.wait(&s.desc_full[b % DESC_BLOCKS], b / DESC_BLOCKS & 1);
+        }
         return;
     }
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
-    Consumer c = {{p, s, memory, ROLE_COMPUTE, 0, lane, -1}, {0, 0}, warp, 0, 0};
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    ChunkConsumer c = {{{p, s, memory, ROLE_COMPUTE, 0, lane, -1}, {0, 0}, warp, 0, 0}, k};
 #pragma unroll 1
     for (;;) {
         if (!c.next()) break;
         const int *d = c.desc();
         int op = d[0];
+        if (c.warp == 0) c.stamp(0);
         if (op == 0) break;
+        asm volatile("" : "+r"(c.warp));
+        Product product = {};
+        Gated gated = {};
 //@slot dispatch compute
+        if (product.steps != 0) {
+            if (c.begin())
+                compute_product(c, product, gated, [&](const Unit &u, int n, Part &part, About about) {
+//@slot products store
+                });
+            c.end();
+        }
+    compute_done:
+        fence_async_global(); /* the next may be copied in bulk */
         barrier_compute();
+        if (c.warp == 0) c.stamp(2);
         if (thread == 0 && d[6] >= 0) add_release((u32 *)p.counters + d[6] * 32);
     }
 }

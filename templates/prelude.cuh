@@ -70,6 +70,15 @@ DEVICE float exp2_fast(float x)
 
 DEVICE float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634f); }
 
+/* Order-preserving key of a float; 0 is below every number. */
+DEVICE u32 key_of(float v)
+{
+    const u32 u = __float_as_uint(v);
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+
+DEVICE float value_of(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
 /* D += A * B, m16n8k16: a = one lane's 16 bytes of a packed weight tile, b0 b1 = two k pairs of column g. */
 DEVICE void mma(float (&d)[4], const uint4 &a, u32 b0, u32 b1)
 {

@@ -25,8 +25,10 @@ M.FLAGS = {
 }
 -- compute begins, compute has waited, store is done, help is done
 M.TRACE_STAMPS = 4
--- A block: its warps by the registers that each of their threads has.
-M.WARPS = { { what = "inc", count = 8, registers = 200 }, { what = "dec", count = 4, registers = 104 } }
+-- A block: its warps by the registers that each of their threads has, in a step and in a prefill launch, whose sums of
+-- 256 tokens take 128.
+M.WARPS = { { what = "inc", count = 8, registers = 200, prefill = 216 },
+            { what = "dec", count = 4, registers = 104, prefill = 72 } }
 M.LANES = 32
 local WARPS_COMPUTE = M.WARPS[1].count
 -- Shared memory beside the ring, with a ring of 12 stages: job buffers, descriptors, tables. And a place for each of an

@@ -175,16 +175,41 @@ local function emit_dispatch(w, used, role, instances, wide)
   w:line("%s_done:;", role)
 end
 
---- The same of a prefill launch, where ops have load and compute alone and share no code of a pipeline. The role that
---- waits does so before all else, but load: it may have weights to fetch first.
-local function emit_chunk_dispatch(w, used, role, instances)
-  for _, group in ipairs(groups(used, role, instances, false)) do
-    local op = group[1]
-    w:open("if (is(op, NMK_OP_%s)) {", op.name:upper())
-    w:line("const op_%s::Task t = op_%s::task(d);", op.name, op.name)
-    if op.wait == role and role ~= "load" then w:line("c.wait_task(d);") end
-    w:line("op_%s::%s(c, t);", op.name, role)
-    w:close()
+--- Whether the op leaves its sums to the skeleton of a prefill launch.
+local function is_product(op)
+  return op.sections.load and op.sections.load.text:find("Product%s+product%(") ~= nil
+end
+
+--- Whether what becomes of them too.
+local function is_gated(op)
+  return op.sections.compute.text:find("Gated%s+gated%(") ~= nil
+end
+
+--- The same of a prefill launch, where ops have load and compute alone. The role that waits does so before all else,
+--- but load: it may have weights to fetch first. An op with a product() leaves it to the skeleton, one copy for all of
+--- them, which comes back for what is the op's own: about(), and store() unless there is a gated().
+local function emit_chunk_dispatch(w, used, role)
+  for _, op in ipairs(used) do
+    local product = is_product(op)
+    if product or op.sections[role] then
+      w:open("if (is(op, NMK_OP_%s)) {", op.name:upper())
+      w:line("const op_%s::Task t = op_%s::task(d);", op.name, op.name)
+      if op.wait == role and role ~= "load" then w:line("c.wait_task(d);") end
+      w:line(product and ("product = op_%s::product(c, t);"):format(op.name) or
+        ("op_%s::%s(c, t);"):format(op.name, role))
+      if role == "compute" and is_gated(op) then w:line("gated = op_%s::gated(c, t);", op.name) end
+      if not product then w:line("goto %s_done;", role) end
+      w:close()
+    end
+  end
+end
+
+local function emit_products(w, used, what, arguments)
+  for _, op in ipairs(used) do
+    if is_product(op) and (what == "about" or not is_gated(op)) then
+      w:line("if (is(op, NMK_OP_%s)) return op_%s::%s(c, op_%s::task(d), %s);", op.name:upper(), op.name, what, op.name,
+        arguments)
+    end
   end
 end
 
@@ -239,13 +264,15 @@ local function slots(ctx, used)
       emit_sets(w, used)
     end,
   }
+  list["products about"] = function(w) emit_products(w, used, "about", "n") end
+  list["products store"] = function(w) emit_products(w, used, "store", "u, n, part, about") end
   local instances = {}
   for _, node in ipairs(ctx.graph.nodes) do
     instances[node.op] = (instances[node.op] or 0) + 1
   end
   for _, role in ipairs(ops.ROLES) do
     list["dispatch " .. role] = function(w)
-      if ctx.model.launch == "prefill" then return emit_chunk_dispatch(w, used, role, instances) end
+      if ctx.model.launch == "prefill" then return emit_chunk_dispatch(w, used, role) end
       emit_dispatch(w, used, role, instances, ops.is_wide(ctx.model.schedule.columns))
     end
   end
@@ -257,15 +284,17 @@ local TEMPLATES = {
   step = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/prelude.cuh",
     "templates/megakernel.cu", "templates/packed.h", "templates/pack.cu" },
   prefill = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/packed.h",
-    "templates/prelude.cuh", "templates/prefill.cu" },
+    "templates/prelude.cuh", "templates/wgmma.cuh", "templates/attention.cuh", "templates/prefill.cuh",
+    "templates/prefill.cu" },
 }
 
 --- Numbers that a template spells out in its assembler or its shifts, against the table in abi.lua.
-local function check_literals(text, path)
+local function check_literals(text, path, launch)
   for _, part in ipairs(abi.WARPS) do
     local registers = text:match(("setmaxnreg%%.%s%%.sync%%.aligned%%.u32 (%%d+);"):format(part.what))
-    if registers and tonumber(registers) ~= part.registers then
-      error(("%s: setmaxnreg.%s %s: emit/abi.lua has %d"):format(path, part.what, registers, part.registers), 0)
+    local right = launch == "prefill" and part.prefill or part.registers
+    if registers and tonumber(registers) ~= right then
+      error(("%s: setmaxnreg.%s %s: emit/abi.lua has %d"):format(path, part.what, registers, right), 0)
     end
   end
   local role, sm = text:match("role << (%d+) | blockIdx%.x << (%d+) | task")
@@ -301,7 +330,7 @@ function M.text(ctx)
   local fill = slots(ctx, used)
   for _, path in ipairs(TEMPLATES[ctx.model.launch]) do
     local text = assert(ctx.read(path), path)
-    check_literals(text, path)
+    check_literals(text, path, ctx.model.launch)
     w:template(text, path, fill)
   end
   emit_block_asserts(w)

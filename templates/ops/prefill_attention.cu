@@ -12,10 +12,263 @@
   cost    = "0",
 @*/
 //@device load
-DEVICE void load(Loader &c, const Task &t) {}
+constexpr int TILE_BYTES = KEY_TILE * P::head_dim * 2, GROUP_BYTES = 8 * P::head_dim * 2; /* 8 keys, or rows of q */
+constexpr int QUERY_BYTES = QUERY_ROWS * P::head_dim * 2, Q_WIDTH = P::heads * P::head_dim;
+static_assert(P::head_dim == 64 || P::head_dim == 128, "what the products of a tile are");
+static_assert(2 * QUERY_BYTES + KEY_SLOTS * TILE_BYTES <= CHUNK_STAGING, "it takes the place of the ring");
+
+/* The first loader streams keys and values, a tile's keys ahead of the values of the tile before, across units; the
+ * others bring the units' q, one unit ahead, 16 bytes at a time to where they are in core matrices of 8 rows. */
+DEVICE void load(ChunkLoader &c, const Task &t)
+{
+    if (!c.begin()) return;
+    Attention &a = c.k.attention;
+    const Plan &plan = a.plan;
+    const int units = queries_count(plan), warp = WARPS_COMPUTE + c.index, before = a.units[warp];
+    int passed = a.tiles[warp];
+    c.drain(); /* the ring's memory is attention's now */
+    if (c.index == 0 && c.lane == 0) {
+        const u8 *keys = c.buffer<u8>(t.keys), *values = c.buffer<u8>(t.values), *behind = nullptr;
+        auto push = [&](const u8 *from) {
+            const int slot = passed % KEY_SLOTS;
+            c.wait(&a.empty[slot], (passed / KEY_SLOTS & 1) ^ 1);
+            const u32 bar = shared_address(&a.full[slot]);
+            mbarrier_expect(bar, TILE_BYTES);
+            bulk_copy(shared_address(c.ring) + 2 * QUERY_BYTES + slot * TILE_BYTES, from, TILE_BYTES, bar);
+            passed++;
+        };
+#pragma unroll 1
+        for (int i = 0; i < units; i++) {
+            const Queries u = queries_of(plan, t.sliding, i);
+            const u64 from = ((u64)u.head * (NMK_KEY_TOKENS / KEY_TILE) + u.scratch) * TILE_BYTES;
+#pragma unroll 1
+            for (int j = 0; j < u.tiles; j++) {
+                push(keys + from + (u64)j * TILE_BYTES);
+                if (behind) push(behind);
+                behind = values + from + (u64)j * TILE_BYTES;
+            }
+        }
+        if (behind) push(behind);
+    } else if (c.index > 0) {
+        const bf16 *q = c.buffer<bf16>(t.q);
+#pragma unroll 1
+        for (int i = 0; i < units; i++) {
+            const int buffer = (before + i) & 1;
+            const Queries u = queries_of(plan, t.sliding, i);
+            const u32 to = shared_address(c.ring) + buffer * QUERY_BYTES;
+            c.wait(&a.query_empty[buffer], ((before + i) >> 1 & 1) ^ 1);
+            /* 8 rows x 64 bytes at a time; rows without a token repeat another, and nobody looks at what they give */
+#pragma unroll 1
+            for (int j = c.index - 1; j < QUERY_ROWS / 8 * (P::head_dim / 32); j += LOADERS - 1) {
+                const int row = j / (P::head_dim / 32) * 8 + (c.lane & 7), r = row % WARPGROUP_ROWS;
+                const int dims = j % (P::head_dim / 32) * 4 + (c.lane >> 3);
+                const int token = row / WARPGROUP_ROWS * ROW_TOKENS + min(r / GROUP, ROW_TOKENS - 1);
+                const bf16 *from = q + (u64)(u.token + min(token, u.count - 1)) * Q_WIDTH;
+                copy_async(to + row / 8 * GROUP_BYTES + dims * 128 + row % 8 * 16,
+                           from + (u.head * GROUP + r % GROUP) * P::head_dim + dims * 8);
+            }
+            commit_async();
+            wait_async<0>();
+            fence_async_shared();
+            __syncwarp();
+            if (c.lane == 0) mbarrier_arrive(shared_address(&a.query_full[buffer]));
+            passed += 2 * u.tiles;
+        }
+    }
+    /* What comes next may fill the ring: compute has read the last tile of each slot, and all of q before. */
+    if (c.index > 0 || c.lane == 0) {
+#pragma unroll 1
+        for (int slot = 0; slot < KEY_SLOTS; slot++)
+            c.wait(&a.empty[slot], ((passed + KEY_SLOTS - 1 - slot) / KEY_SLOTS & 1) ^ 1);
+    }
+    __syncwarp();
+    if (c.lane == 0) a.tiles[warp] = passed, a.units[warp] = before + units;
+    __syncwarp();
+}
 
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+constexpr int PIECES = GROUP * P::head_dim / 8; /* of 16 bytes, of a token's heads */
+
+/* Token of the warpgroup that a row is of; rows past the last one repeat it. */
+DEVICE int token_of(int row) { return min(row / GROUP, ROW_TOKENS - 1); }
+
+/* A unit's rows, as a product takes them: there a lane's words of four groups of 8 dims lie together, and tokens side
+ * by side.  They go through shared memory, where the unit's q was: stores of single pieces, each to a line of its own,
+ * took as long as seven tiles of keys.  Returns what a release takes. */
+DEVICE u32 store(const ChunkConsumer &c, const Task &t, const Queries &u, u32 stage, const float (&o)[P::head_dim / 2],
+                 const float (&sum)[2])
+{
+    constexpr int WIDTH = (Q_WIDTH + 255) / 256 * 256;
+    int lane = c.lane;
+    asm volatile("" : "+r"(lane)); /* or all addresses would be computed ahead of the loop over tiles, and spilled */
+    const int group = c.warp / 4, row = (c.warp & 3) * 16 + (lane >> 2), q = lane & 3;
+    /* a piece's tokens are turned against those of the next: lanes write to different banks */
+    auto at = [&](int piece, int token) {
+        return stage + (piece * ROW_TOKENS + (token + piece + piece / 16 * 4) % ROW_TOKENS) * 16;
+    };
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = row + 8 * h;
+        float l = sum[h];
+        l += __shfl_xor_sync(~0u, l, 1);
+        l += __shfl_xor_sync(~0u, l, 2);
+        l = 1 / l;
+        if (r >= GROUP * ROW_TOKENS) continue;
+#pragma unroll
+        for (int i = 0; i < P::head_dim / 32; i++) {
+            u32 w[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int e = 16 * i + 4 * j + 2 * h;
+                w[j] = bf16_pair(o[e] * l, o[e + 1] * l);
+            }
+            const u32 to = at((r % GROUP * (P::head_dim / 32) + i) * 4 + q, r / GROUP);
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                         ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+        }
+    }
+    barrier_warpgroup(group);
+    bf16 *attn = c.buffer<bf16>(t.attn);
+    const int first = u.token + group * ROW_TOKENS, count = u.count - group * ROW_TOKENS;
+    u32 seen = 0;
+#pragma unroll 4
+    for (int i = (c.warp & 3) * 32 + lane; i < PIECES * ROW_TOKENS; i += 4 * 32) {
+        const int piece = i / ROW_TOKENS, token = i % ROW_TOKENS, n = first + token;
+        const int place = nmk_packed_at(WIDTH, u.head * (GROUP * P::head_dim) + piece / 4 * 32 + piece % 4 * 2);
+        uint4 v;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(at(piece, token))
+                     : "memory");
+        seen |= v.x;
+        bf16 *to = attn + ((u64)(n / 64) * (WIDTH / 64) + place / 64) * 4096;
+        if (token < count) *(uint4 *)(to + (n % 64 / 8 * 8 + place % 64 / 8) * 64 + n % 8 * 8) = v;
+    }
+    return seen;
+}
+
+/* The product for a tile's scores and that of the tile before's probabilities and values are under way together; the
+ * scores become probabilities while the second one runs, and the other warpgroup's behind it.  The tiles of all units
+ * are one stream: a unit's first scores go with the last values of the unit before. */
+DEVICE void compute(ChunkConsumer &c, const Task &t)
+{
+    if (!c.begin()) {
+        c.end();
+        return;
+    }
+    Attention &a = c.k.attention;
+    const Plan &plan = a.plan;
+    /* what operands are made of is the same in all lanes, which the compiler has to see */
+    const int units = queries_count(plan), group = __shfl_sync(~0u, c.warp / 4, 0);
+    const int before = __shfl_sync(~0u, a.units[c.warp], 0);
+    int passed = __shfl_sync(~0u, a.tiles[c.warp], 0);
+    const u32 queries = shared_address(c.ring) + group * (WARPGROUP_ROWS / 8) * GROUP_BYTES;
+    const u32 slots = shared_address(c.ring) + 2 * QUERY_BYTES;
+    const int row = (c.warp & 3) * 16 + (c.lane >> 2), column = (c.lane & 3) * 2;
+    const int offset[2] = {token_of(row) - column, token_of(row + 8) - column};
+    auto take = [&]() {
+        const int slot = passed % KEY_SLOTS;
+        c.wait(&a.full[slot], passed / KEY_SLOTS & 1);
+        passed++;
+        return slot;
+    };
+    float o[P::head_dim / 2], s[KEY_TILE / 2], top[2] = {0, 0}, sum[2] = {0, 0};
+    uint4 p[KEY_TILE / 16];
+#pragma unroll
+    for (int i = 0; i < P::head_dim / 2; i++) o[i] = 0;
+#pragma unroll
+    for (int i = 0; i < KEY_TILE / 2; i++) s[i] = 0;
+#pragma unroll
+    for (int i = 0; i < KEY_TILE / 16; i++) p[i] = make_uint4(0, 0, 0, 0);
+    int begun = 0, left = 0; /* units; tiles of the last of them whose scores are still to come */
+    int key0 = 0, pos = 0;   /* of the tile; of this warpgroup's first token */
+    bool fresh = true;       /* p is of a unit's first tile */
+    if (group == 1) turn_give(0);
+#pragma unroll 1
+    while (units > 0) {
+        const bool border = left == 0, started = begun > 0, more = !border || begun < units;
+        int keys = 0, values = 0;
+        if (border) {
+            if (more) {
+                const Queries u = queries_of(plan, t.sliding, begun);
+                left = u.tiles, pos = u.pos + group * ROW_TOKENS, key0 = u.tile * KEY_TILE;
+                c.wait(&a.query_full[(before + begun) & 1], (before + begun) >> 1 & 1);
+            }
+            begun++;
+        }
+        const int buffer = (before + begun - 1) & 1; /* that of q */
+        if (more) keys = take();
+        if (started) values = take();
+        turn_wait(group);
+        wgmma_fence();
+        /* where there is nothing yet, or nothing left, to multiply, nobody looks at what comes out */
+        const u64 q = wgmma_operand(queries + buffer * QUERY_BYTES, 128, GROUP_BYTES);
+        const u64 k = wgmma_operand(slots + keys * TILE_BYTES, 128, GROUP_BYTES);
+        const u64 v = wgmma_operand(slots + values * TILE_BYTES, 128, KEY_TILE * 16);
+#pragma unroll
+        for (int i = 0; i < P::head_dim / 16; i++) wgmma(s, wgmma_ahead(q, i * 256), wgmma_ahead(k, i * 256), i > 0);
+        wgmma_commit();
+#pragma unroll
+        for (int i = 0; i < KEY_TILE / 16; i++) wgmma(o, p[i], wgmma_ahead(v, i * 256), i > 0 || !fresh);
+        wgmma_commit();
+        turn_give(1 - group);
+        wgmma_wait<1>(s);
+        if (more) c.arrive(&a.empty[keys]);
+        left--;
+        const float before_sum[2] = {sum[0], sum[1]}; /* of the unit whose last values are under way */
+        if (border) top[0] = top[1] = -1e30f, sum[0] = sum[1] = 0;
+        if (key0 + KEY_TILE - 1 > pos) {
+#pragma unroll
+            for (int j = 0; j < KEY_TILE / 2; j++)
+                if (j / 4 * 8 + j % 2 > pos - key0 + offset[j / 2 % 2]) s[j] = -INFINITY;
+        }
+        if (t.sliding && key0 <= pos + ROW_TOKENS - 1 - P::window) {
+#pragma unroll
+            for (int j = 0; j < KEY_TILE / 2; j++)
+                if (j / 4 * 8 + j % 2 <= pos - P::window - key0 + offset[j / 2 % 2]) s[j] = -INFINITY;
+        }
+        key0 += KEY_TILE;
+        float shrink[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float m = top[h], n = m, l = 0;
+#pragma unroll
+            for (int j = 2 * h; j < KEY_TILE / 2; j += 8)
+                m = fmaxf(m, fmaxf(s[j], s[j + 1])), n = fmaxf(n, fmaxf(s[j + 4], s[j + 5]));
+            m = fmaxf(m, n);
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+            shrink[h] = exp2_fast(top[h] - m), top[h] = m;
+#pragma unroll
+            for (int j = 2 * h; j < KEY_TILE / 2; j += 4) {
+                s[j] = exp2_fast(s[j] - m), l += s[j];
+                s[j + 1] = exp2_fast(s[j + 1] - m), l += s[j + 1];
+            }
+            sum[h] = sum[h] * shrink[h] + l;
+        }
+        wgmma_wait<0>(o);
+#pragma unroll
+        for (int i = 0; i < KEY_TILE / 16; i++)
+            p[i] = make_uint4(bf16_pair(s[8 * i], s[8 * i + 1]), bf16_pair(s[8 * i + 2], s[8 * i + 3]),
+                              bf16_pair(s[8 * i + 4], s[8 * i + 5]), bf16_pair(s[8 * i + 6], s[8 * i + 7]));
+        if (border && started) {
+            const Queries u = queries_of(plan, t.sliding, begun - 2);
+            const u32 seen = store(c, t, u, queries + (buffer ^ 1) * QUERY_BYTES, o, before_sum);
+            c.arrive(&a.query_empty[buffer ^ 1], seen);
+#pragma unroll
+            for (int i = 0; i < P::head_dim / 2; i++) o[i] = 0; /* nobody needs it, but else it is kept meanwhile */
+        }
+        if (started) c.arrive(&a.empty[values]);
+        if (!more) break;
+        fresh = border;
+#pragma unroll
+        for (int i = 0; i < P::head_dim / 2; i++) o[i] *= shrink[i / 2 % 2];
+    }
+    if (group == 0) turn_wait(0);
+    if (c.lane == 0) a.tiles[c.warp] = passed, a.units[c.warp] = before + units;
+    fence_async_global(); /* the next product reads this by bulk copies */
+    c.end();
+}
 
 //@reference
 /* Tile by tile of keys, whose borders are multiples of 128 of the position.  As on the device the exponentials are

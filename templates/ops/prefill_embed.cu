@@ -11,7 +11,41 @@
   cost    = "0",
 @*/
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+/* A warp a token: eight columns a lane, which lie in two tiles of the packed row. */
+DEVICE void compute(ChunkConsumer &c, const Task &t)
+{
+    typedef Packed<P::hidden> L;
+    const nmk_chunk *chunk = (const nmk_chunk *)c.p.control;
+    const int spans = __ldcg(&chunk->spans);
+    int lane = c.lane;
+#pragma unroll 1
+    for (int turn = 0;; turn++) {
+        const int n = token_of(c, turn);
+        if (turn * NMK_SMS * WARPS_COMPUTE >= c.k.tokens) break;
+        if (n >= c.k.tokens) continue;
+        asm volatile("" : "+r"(lane)); /* else all addresses are held */
+#pragma unroll 1
+        for (int i = lane; i < spans; i += 32) {
+            const int4 span = __ldcg((const int4 *)(chunk->span + i)); /* first, count, pos, slot */
+            if (n >= span.x && n < span.x + span.y)
+                c.buffer<int2>(t.places)[n] = make_int2(span.z + n - span.x, span.w);
+        }
+        const int token = __ldcg(chunk->token + n);
+        const u8 *row_tile = c.weights(t.weight_kib) + (u64)(token >> 4) * L::tile_bytes;
+        float *x = c.buffer<float>(t.x) + (u64)n * P::hidden;
+#pragma unroll 2
+        for (int k = lane * 8; k < P::hidden; k += 256) {
+            u32 pair[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                pair[j] = __ldg((const u32 *)(row_tile + L::pair_offset(token & 15, k + 2 * j)));
+            *(float4 *)(x + k) =
+                make_float4(bf16_low(pair[0]), bf16_high(pair[0]), bf16_low(pair[1]), bf16_high(pair[1]));
+            *(float4 *)(x + k + 4) =
+                make_float4(bf16_low(pair[2]), bf16_high(pair[2]), bf16_low(pair[3]), bf16_high(pair[3]));
+        }
+    }
+}
 
 //@reference
 float *x = buffer(vm, t.x);

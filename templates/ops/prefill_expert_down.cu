@@ -12,10 +12,28 @@
   cost    = "0",
 @*/
 //@device load
-DEVICE void load(Loader &c, const Task &t) {}
+DEVICE Product product(const Context &c, const Task &t)
+{
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.h), stages_of(P::expert_ff), P::hidden / 16, P::experts, false,
+            c.buffer<int>(t.first)};
+}
+
+DEVICE int2 about(const ChunkLoader &c, const Task &t, int n)
+{
+    return make_int2(__ldcg(c.buffer<int>(t.pair) + n), 0);
+}
 
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int, Part &v, About about)
+{
+    const int row_tile = u.slab * SLAB_TILES + c.warp;
+    if (row_tile >= P::hidden / 16) return;
+    bf16 *to = c.buffer<bf16>(t.mlp) + row_tile * 16;
+    store_pairs(c, v, [&](int n, int row) {
+        const int pair = about[n].x;
+        return pair >= 0 ? (u32 *)(to + (u64)pair * P::hidden + row) : nullptr;
+    });
+}
 
 //@reference
 /* A token's choices are in ascending order, so its rows are summed as a step sums them. */

@@ -14,10 +14,22 @@
   cost    = "0",
 @*/
 //@device load
-DEVICE void load(Loader &c, const Task &t) {}
+DEVICE Product product(const Context &c, const Task &t)
+{
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.xn_rows), stages_of(P::hidden), P::expert_ff / 8, P::experts, true,
+            c.buffer<int>(t.first)};
+}
+
+/* The pair's weight, and its token. */
+DEVICE int2 about(const ChunkLoader &c, const Task &t, int n)
+{
+    const int pair = __ldcg(c.buffer<int>(t.pair) + n);
+    if (pair < 0) return make_int2(0, -1);
+    return make_int2(__ldcg(c.buffer<int>(t.weight) + pair), pair / P::experts_per_token);
+}
 
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+DEVICE Gated gated(const ChunkConsumer &c, const Task &t) { return {c.buffer<u8>(t.h), P::expert_ff}; }
 
 //@reference
 const int slabs = (P.expert_ff + BLOCK - 1) / BLOCK, padded = nmk_packed_cols(P.hidden);

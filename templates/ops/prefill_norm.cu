@@ -14,7 +14,108 @@
   cost    = "0",
 @*/
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+/* A warp a token, 256 columns at a time, eight to a lane.  Once y is there it is read again: registers do not hold a
+ * row, and L2 does. */
+constexpr int PADDED = (P::hidden + 255) / 256 * 256;
+
+DEVICE void add(float (&v)[8], const uint4 &more)
+{
+    v[0] += bf16_low(more.x), v[1] += bf16_high(more.x), v[2] += bf16_low(more.y), v[3] += bf16_high(more.y);
+    v[4] += bf16_low(more.z), v[5] += bf16_high(more.z), v[6] += bf16_low(more.w), v[7] += bf16_high(more.w);
+}
+
+DEVICE void load_row(float (&v)[8], const float *from)
+{
+    const float4 a = __ldcg((const float4 *)from), b = __ldcg((const float4 *)from + 1);
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+constexpr int EACH = P::experts ? 8 : 1; /* rows of mlp that are under way at once */
+
+DEVICE void gather(float (&v)[8], ChunkConsumer &c, const Task &t, int n, int k)
+{
+    const float *x = c.buffer<float>(t.x) + (u64)n * P::hidden + k;
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    load_row(v, x);
+    if (t.from_o) add(sum, load_l2(c.buffer<bf16>(t.o) + (u64)n * P::hidden + k));
+    if (t.from_mlp) {
+        const bf16 *mlp = c.buffer<bf16>(t.mlp) + (u64)n * t.mlp_rows * P::hidden + k;
+#pragma unroll 1
+        for (int i = 0; i < t.mlp_rows; i += EACH) {
+            uint4 row[EACH];
+#pragma unroll
+            for (int j = 0; j < EACH; j++) row[j] = load_l2(mlp + min(i + j, t.mlp_rows - 1) * P::hidden);
+#pragma unroll
+            for (int j = 0; j < EACH; j++)
+                if (i + j < t.mlp_rows) add(sum, row[j]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] += sum[j];
+    float4 *y = (float4 *)(c.buffer<float>(t.y) + (u64)n * P::hidden + k);
+    y[0] = make_float4(v[0], v[1], v[2], v[3]), y[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+/* Eight columns of each of four lanes: a lane is left with what lies together in an operand's row, see packed.h. */
+DEVICE uint4 turn_four(const float (&v)[8], int lane)
+{
+    u32 w[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) w[j] = bf16_pair(v[2 * j], v[2 * j + 1]);
+    u32 a = __shfl_xor_sync(~0u, lane & 1 ? w[0] : w[1], 1), b = __shfl_xor_sync(~0u, lane & 1 ? w[2] : w[3], 1);
+    if (lane & 1) w[0] = a, w[2] = b;
+    else w[1] = a, w[3] = b;
+    a = __shfl_xor_sync(~0u, lane & 2 ? w[0] : w[2], 2), b = __shfl_xor_sync(~0u, lane & 2 ? w[1] : w[3], 2);
+    if (lane & 2) w[0] = a, w[1] = b;
+    else w[2] = a, w[3] = b;
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+DEVICE void compute(ChunkConsumer &c, const Task &t)
+{
+    const bf16 *gamma = (const bf16 *)c.weights(t.gamma_kib);
+#pragma unroll 1
+    for (int turn = 0; turn * NMK_SMS * WARPS_COMPUTE < c.k.tokens; turn++) {
+        const int n = token_of(c, turn);
+        if (n >= c.k.tokens) continue;
+        const float *y = c.buffer<float>(t.y) + (u64)n * P::hidden;
+        float v[8], sum = 0, mean = 0, squares = 0;
+#pragma unroll 2
+        for (int k = c.lane * 8; k < P::hidden; k += 256) {
+            gather(v, c, t, n, k);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum += v[j], squares += v[j] * v[j];
+        }
+        if (P::norm_mean) {
+            mean = warp_sum(sum) * (1.f / P::hidden), squares = 0;
+#pragma unroll 2
+            for (int k = c.lane * 8; k < P::hidden; k += 256) {
+                load_row(v, y + k);
+#pragma unroll
+                for (int j = 0; j < 8; j++) squares += (v[j] - mean) * (v[j] - mean);
+            }
+        }
+        const float scale = rsqrtf(warp_sum(squares) * (1.f / P::hidden) + P::eps);
+        u8 *tiles = c.buffer<u8>(t.xn) + (u64)(n / BLOCK_TOKENS) * (PADDED / 64) * STAGE_BLOCK;
+        bf16 *row = c.buffer<bf16>(t.xn_rows) + (u64)n * PADDED;
+        tiles += n % BLOCK_TOKENS / 8 * 1024 + n % 8 * 16;
+#pragma unroll 2
+        for (int k = c.lane * 8; k < PADDED; k += 256) {
+            const int from = P::hidden % 256 ? min(k, P::hidden - 8) : k;
+            const bool inside = P::hidden % 256 == 0 || k < P::hidden;
+            const uint4 g = __ldg((const uint4 *)(gamma + from));
+            const float by[8] = {bf16_low(g.x), bf16_high(g.x), bf16_low(g.y), bf16_high(g.y),
+                                 bf16_low(g.z), bf16_high(g.z), bf16_low(g.w), bf16_high(g.w)};
+            load_row(v, y + from);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = inside ? (v[j] - mean) * scale * by[j] : 0.f; /* zeros pad the row */
+            const uint4 four = turn_four(v, c.lane);
+            const int at = nmk_packed_at(PADDED, (k & ~31) + (c.lane >> 1 & 1) * 4 + (c.lane & 1) * 2);
+            *(uint4 *)(tiles + at / 64 * STAGE_BLOCK + at % 64 / 8 * 128) = four;
+            if (P::experts) *(uint4 *)(row + at) = four;
+        }
+    }
+}
 
 //@reference
 /* xn_rows, whose rows experts gather, has the same places one after the other.  Those beyond the width are zero. */

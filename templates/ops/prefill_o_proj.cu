@@ -11,10 +11,29 @@
   cost    = "0",
 @*/
 //@device load
-DEVICE void load(Loader &c, const Task &t) {}
+DEVICE Product product(const Context &c, const Task &t)
+{
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.attn), stages_of(P::q_width), P::hidden / 16, 0, false, nullptr};
+}
+
+DEVICE int2 about(const ChunkLoader &, const Task &, int) { return make_int2(0, 0); }
 
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Part &v, About)
+{
+    const int row_tile = u.slab * SLAB_TILES + c.warp, token = u.block * BLOCK_TOKENS + first;
+    if (row_tile >= P::hidden / 16) return;
+    if constexpr (P::o_bias) {
+        const bf16 *bias = (const bf16 *)c.weights(t.bias_kib) + row_tile * 16 + c.g();
+        const float low = bf16_low(__ldg(bias)), high = bf16_low(__ldg(bias + 8));
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += i & 2 ? high : low;
+    }
+    bf16 *to = c.buffer<bf16>(t.o) + (u64)token * P::hidden + row_tile * 16;
+    store_pairs(c, v, [&](int n, int row) {
+        return token + n < c.k.tokens ? (u32 *)(to + n * P::hidden + row) : nullptr;
+    });
+}
 
 //@reference
 const int slabs = (P.hidden + SLAB - 1) / SLAB, blocks = (vm->chunk->tokens + BLOCK - 1) / BLOCK;

@@ -16,10 +16,140 @@
   cost    = "0",
 @*/
 //@device load
-DEVICE void load(Loader &c, const Task &t) {}
+constexpr int Q = P::heads * P::head_dim, KV = P::kv_heads * P::head_dim, ROWS = Q + 2 * KV;
+
+DEVICE Product product(const Context &c, const Task &t)
+{
+    const int first = t.first_row / 16;
+    return {c.weights(t.weight_kib) + (u64)first * Packed<P::hidden>::tile_bytes, c.buffer<u8>(t.xn),
+            stages_of(P::hidden), ROWS / 16 - first, 0, false, nullptr};
+}
+
+/* A token's position, and its page. */
+DEVICE int2 about(const ChunkLoader &c, const Task &t, int n)
+{
+    if (n >= c.k.tokens) return make_int2(0, 0);
+    const int2 place = __ldcg(c.buffer<int2>(t.places) + n);
+    const int *table = (const int *)(t.sliding ? c.p.table_sliding : c.p.table_full);
+    return make_int2(place.x, __ldg(table + (u64)place.y * c.p.table_stride + place.x / NMK_PAGE_TOKENS));
+}
 
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+constexpr int HALF_PAGE = NMK_PAGE_TOKENS * P::head_dim * 2; /* bytes of K, then of V, of one kv head */
+constexpr int DIM_TILES = P::head_dim / 16;
+
+/* The natural row of a row pair's first or second row, as in ops/qkv.cu. */
+DEVICE int natural(int row, int second)
+{
+    if constexpr (P::rope_halves) return row - row % P::head_dim / 2 + second * (P::head_dim / 2);
+    return row + second;
+}
+
+/* The rows of a pair of one token to where a step's attention looks for them; half: of the page, K. */
+DEVICE void append(u8 *half, int token, int row, int d, u32 pair)
+{
+    const int r = token & 15;
+    half += (token >> 4) * DIM_TILES * 512;
+    if (row < Q + KV) { /* K: tokens are rows */
+        const int k_tile = d / 32 * 2 + (d >> 2 & 1), of_lane = ((r & 7) * 4 + (d >> 3 & 3)) * 16;
+        *(u32 *)(half + k_tile * 512 + of_lane + (d & 2) * 4 + (r >> 3) * 4) = pair;
+        return;
+    }
+#pragma unroll
+    for (int z = 0; z < 2; z++) { /* V: dims are rows */
+        const int dim = natural(d, z), m = dim & 15;
+        u8 *v_tile = half + HALF_PAGE + dim / 16 * 512 + ((m & 7) * 4 + ((r & 7) >> 1)) * 16;
+        *(u16 *)(v_tile + (r >> 3) * 8 + (m >> 3) * 4 + (r & 1) * 2) = (u16)(z ? pair >> 16 : pair);
+    }
+}
+
+/* With qk_norm, by which each of the lane's tokens is divided: squares of the row tile, then of the head's. */
+DEVICE void norms(ChunkConsumer &c, float (&scale)[4], const Part &v)
+{
+    float *sums = (float *)c.staging();
+    barrier_compute(); /* all have taken their parts out of the staging */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int at = i / 2 * 4 + i % 2;
+        float squares = v[at] * v[at] + v[at + 2] * v[at + 2];
+#pragma unroll
+        for (int s = 4; s <= 16; s <<= 1) squares += __shfl_xor_sync(~0u, squares, s);
+        if (c.g() == 0) sums[c.warp * PART_TOKENS + i / 2 * 8 + 2 * c.t() + i % 2] = squares;
+    }
+    barrier_compute();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float squares = 0;
+#pragma unroll
+        for (int j = 0; j < DIM_TILES; j++)
+            squares += sums[(c.warp / DIM_TILES * DIM_TILES + j) * PART_TOKENS + i / 2 * 8 + 2 * c.t() + i % 2];
+        scale[i] = rsqrtf(squares * (1.f / P::head_dim) + P::eps);
+    }
+    barrier_compute();
+}
+
+/* The tile's rows are pairs on MMA rows g and g + 8, which turn together. */
+DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Part &v, About about)
+{
+    const int row = t.first_row + (u.slab * SLAB_TILES + c.warp) * 16 + 2 * c.g(), d = row % P::head_dim;
+    const int token = u.block * BLOCK_TOKENS + first + 2 * c.t();
+    float scale[4], gamma[2] = {1, 1};
+    if (P::qkv_bias && row < ROWS) {
+        const u16 *from = (const u16 *)c.weights(t.bias_kib);
+        const float even = bf16_low(__ldg(from + natural(row, 0))), odd = bf16_low(__ldg(from + natural(row, 1)));
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += i & 2 ? odd : even;
+    }
+    if constexpr (P::qk_norm) {
+        norms(c, scale, v);
+        if (row < Q + KV) {
+            const u16 *from = (const u16 *)c.weights(t.gamma_kib) + (row < Q ? 0 : P::head_dim);
+            gamma[0] = bf16_low(__ldg(from + natural(d, 0))), gamma[1] = bf16_low(__ldg(from + natural(d, 1)));
+        }
+    }
+    if (row >= ROWS) return;
+    float2 turns[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) turns[i] = make_float2(1.f, 0.f);
+    if (t.rope && row < Q + KV) { /* all under way at once */
+        const float2 *rope = (const float2 *)c.p.rope + d / 2;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            turns[i] = __ldg(rope + (u64)about[i / 2 * 8 + i % 2 + 2 * c.t()].x * (P::head_dim / 2));
+    }
+    if (row < Q + KV) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int at = i / 2 * 4 + i % 2;
+            const float even = v[at] * gamma[0], odd = v[at + 2] * gamma[1];
+            v[at] = even * turns[i].x - odd * turns[i].y, v[at + 2] = even * turns[i].y + odd * turns[i].x;
+        }
+    }
+    if (row < Q) { /* attention works in base 2 */
+        const float q_scale = rsqrtf((float)P::head_dim) * 1.4426950408889634f;
+        bf16 *q = c.buffer<bf16>(t.q) + (u64)token * Q + row;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int n = i / 2 * 8 + i % 2, at = i / 2 * 4 + i % 2;
+            const float by = P::qk_norm ? scale[i] * q_scale : q_scale;
+            if (token + n < c.k.tokens) *(u32 *)(q + n * Q) = bf16_pair(v[at] * by, v[at + 2] * by);
+        }
+        return;
+    }
+    const int layers = t.sliding ? P::sliding_layers : P::full_layers, head = (row - Q) % KV / P::head_dim;
+    u8 *pool = (u8 *)(t.sliding ? c.p.kv_sliding : c.p.kv_full);
+    pool += ((u64)t.kv_layer * P::kv_heads + head) * (2 * HALF_PAGE);
+    const u64 page_bytes = (u64)layers * P::kv_heads * (2 * HALF_PAGE);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int n = i / 2 * 8 + i % 2, at = i / 2 * 4 + i % 2;
+        const int2 place = about[n + 2 * c.t()];
+        u32 pair = bf16_pair(v[at], v[at + 2]);
+        /* a step rounds k before its norm, then again */
+        if (P::qk_norm && row < Q + KV) pair = bf16_pair(bf16_low(pair) * scale[i], bf16_high(pair) * scale[i]);
+        if (token + n < c.k.tokens) append(pool + place.y * page_bytes, place.x % NMK_PAGE_TOKENS, row, d, pair);
+    }
+}
 
 //@reference
 /* Dims in the order of a step's q and k (ops/qkv.cu): in halves 2j and 2j + 1 are a head's dims j and j + head_dim / 2.

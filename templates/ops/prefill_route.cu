@@ -12,7 +12,67 @@
   cost    = "0",
 @*/
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+constexpr int ROWS = (P::experts + 15) / 16 * 16; /* a token's logits */
+enum { SIGMOID, SOFTMAX_CHOSEN, SOFTMAX_ALL };
+static_assert(P::experts <= 128, "four experts a lane");
+
+/* A warp a token of the SM's share; ops/route.cu has the rule. */
+DEVICE void compute(ChunkConsumer &c, const Task &t)
+{
+    const int lane = c.lane, each = (c.k.tokens + NMK_SMS - 1) / NMK_SMS;
+    const int first = min((int)blockIdx.x * each, c.k.tokens), end = min(first + each, c.k.tokens);
+    int *counts = (int *)c.staging(), *choices = c.buffer<int>(t.choice);
+    float *weights = c.buffer<float>(t.weight);
+    if (threadIdx.x < P::experts) counts[threadIdx.x] = 0;
+    barrier_compute();
+#pragma unroll 1
+    for (int n = first + c.warp; n < end; n += WARPS_COMPUTE) {
+        u32 key[4] = {0, 0, 0, 0};
+        if (lane * 4 < P::experts) {
+            const float4 v = __ldcg((const float4 *)(c.buffer<float>(t.logits) + (u64)n * ROWS) + lane);
+            key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
+#pragma unroll
+            for (int j = 1; j < 4; j++)
+                if (P::experts % 4 && lane * 4 + j >= P::experts) key[j] = 0;
+        }
+        float all = 0, most = value_of(__reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3]))));
+        if (P::route_score == SOFTMAX_ALL) {
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (key[j]) all += __expf(value_of(key[j]) - most);
+            all = warp_sum(all);
+        }
+        int expert = 0;
+        u32 logit = 0;
+#pragma unroll 1
+        for (int i = 0; i < P::experts_per_token; i++) {
+            u32 best = key[0];
+            int at = 0;
+#pragma unroll
+            for (int j = 1; j < 4; j++)
+                if (key[j] > best) best = key[j], at = j;
+            const u32 top = __reduce_max_sync(~0u, best);
+            const int owner = __ffs(__ballot_sync(~0u, best == top)) - 1; /* ties: the lowest id */
+            const int e = __shfl_sync(~0u, lane * 4 + at, owner);
+#pragma unroll
+            for (int j = 0; j < 4; j++) key[j] = lane == owner && j == at ? 0 : key[j];
+            if (lane == i) expert = e, logit = top;
+        }
+        const float v = value_of(logit);
+        if (P::route_score == SOFTMAX_CHOSEN) all = warp_sum(lane < P::experts_per_token ? __expf(v - most) : 0.f);
+        int place = 0; /* in ascending order */
+#pragma unroll
+        for (int i = 0; i < P::experts_per_token; i++) place += __shfl_sync(~0u, expert, i) < expert;
+        if (lane < P::experts_per_token) {
+            const int pair = n * P::experts_per_token + place;
+            choices[pair] = expert;
+            weights[pair] = P::route_score == SIGMOID ? 1.f / (1.f + __expf(-v)) : __expf(v - most) / all;
+            atomicAdd(counts + expert, 1);
+        }
+    }
+    barrier_compute();
+    if (threadIdx.x < P::experts) c.buffer<int>(t.counts)[blockIdx.x * P::experts + threadIdx.x] = counts[threadIdx.x];
+}
 
 //@reference
 /* The rule of ops/route.cu: the largest logits, ties to the lowest expert; a weight is the logit's sigmoid, or its

@@ -11,10 +11,28 @@
   cost    = "0",
 @*/
 //@device load
-DEVICE void load(Loader &c, const Task &t) {}
+DEVICE Product product(const Context &c, const Task &t)
+{
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.xn), stages_of(P::hidden), (P::experts + 15) / 16,
+            0, false, nullptr};
+}
+
+DEVICE int2 about(const ChunkLoader &, const Task &, int) { return make_int2(0, 0); }
 
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Part &v, About)
+{
+    constexpr int ROW_TILES = (P::experts + 15) / 16;
+    const int row_tile = u.slab * SLAB_TILES + c.warp, token = u.block * BLOCK_TOKENS + first + 2 * c.t();
+    if (row_tile >= ROW_TILES) return;
+    float *to = c.buffer<float>(t.logits) + (u64)token * (ROW_TILES * 16) + row_tile * 16 + c.g();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int n = i / 2 * 8 + i % 2, at = i / 2 * 4 + i % 2;
+        if (token + n >= c.k.tokens) continue;
+        to[n * (ROW_TILES * 16)] = v[at], to[n * (ROW_TILES * 16) + 8] = v[at + 2];
+    }
+}
 
 //@reference
 const int rows = (P.experts + 15) / 16 * 16, blocks = (vm->chunk->tokens + BLOCK - 1) / BLOCK;

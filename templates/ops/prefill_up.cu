@@ -11,10 +11,15 @@
   cost    = "0",
 @*/
 //@device load
-DEVICE void load(Loader &c, const Task &t) {}
+DEVICE Product product(const Context &c, const Task &t)
+{
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.xn), stages_of(P::hidden), P::dense_ff / 8, 0, false, nullptr};
+}
+
+DEVICE int2 about(const ChunkLoader &, const Task &, int) { return make_int2(__float_as_int(1.f), 0); }
 
 //@device compute
-DEVICE void compute(Consumer &c, const Task &t) {}
+DEVICE Gated gated(const ChunkConsumer &c, const Task &t) { return {c.buffer<u8>(t.dense_h), P::dense_ff}; }
 
 //@reference
 const int slabs = (P.dense_ff + BLOCK - 1) / BLOCK, blocks = (vm->chunk->tokens + BLOCK - 1) / BLOCK;

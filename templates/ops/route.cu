@@ -15,15 +15,6 @@ constexpr int ROWS = (P::experts + 15) / 16 * 16; /* of the router */
 constexpr int WORDS = (P::experts + 31) / 32;
 static_assert(WORDS <= 4 && P::experts_per_token <= 8, "route holds 4 logits a lane and 8 choices a column");
 
-/* Order-preserving key of a float; 0 is below every number. */
-DEVICE u32 key_of(float v)
-{
-    const u32 u = __float_as_uint(v);
-    return u >> 31 ? ~u : u | 0x80000000u;
-}
-
-DEVICE float value_of(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
-
 #ifdef NMK_WIDE
 /* The pairs of columns and experts: every thread is an expert, then a choice.  Returns the active experts. */
 DEVICE int list_pairs(Consumer &c, int b)

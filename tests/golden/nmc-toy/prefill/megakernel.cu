@@ -327,6 +327,9 @@ constexpr u32 RELAXED =
 constexpr u32 HINTED =
     0u;
 ... templates/prelude.cuh
+... templates/wgmma.cuh
+... templates/attention.cuh
+... templates/prefill.cuh
 namespace op_prefill_attention {
 struct P {
     static constexpr int heads = 8;
@@ -485,96 +488,119 @@ static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[
 } // namespace op_prefill_up
 
 ... templates/prefill.cu
-if (is(op, NMK_OP_PREFILL_QKV)) {
-    const op_prefill_qkv::Task t = op_prefill_qkv::task(d);
-    op_prefill_qkv::load(c, t);
-}
 if (is(op, NMK_OP_PREFILL_ATTENTION)) {
     const op_prefill_attention::Task t = op_prefill_attention::task(d);
     op_prefill_attention::load(c, t);
-}
-if (is(op, NMK_OP_PREFILL_O_PROJ)) {
-    const op_prefill_o_proj::Task t = op_prefill_o_proj::task(d);
-    op_prefill_o_proj::load(c, t);
-}
-if (is(op, NMK_OP_PREFILL_EXPERT_DOWN)) {
-    const op_prefill_expert_down::Task t = op_prefill_expert_down::task(d);
-    op_prefill_expert_down::load(c, t);
-}
-if (is(op, NMK_OP_PREFILL_EXPERT_UP)) {
-    const op_prefill_expert_up::Task t = op_prefill_expert_up::task(d);
-    op_prefill_expert_up::load(c, t);
-}
-if (is(op, NMK_OP_PREFILL_ROUTER)) {
-    const op_prefill_router::Task t = op_prefill_router::task(d);
-    op_prefill_router::load(c, t);
+    goto load_done;
 }
 if (is(op, NMK_OP_PREFILL_DOWN)) {
     const op_prefill_down::Task t = op_prefill_down::task(d);
-    op_prefill_down::load(c, t);
+    product = op_prefill_down::product(c, t);
 }
-if (is(op, NMK_OP_PREFILL_UP)) {
-    const op_prefill_up::Task t = op_prefill_up::task(d);
-    op_prefill_up::load(c, t);
+if (is(op, NMK_OP_PREFILL_EXPERT_DOWN)) {
+    const op_prefill_expert_down::Task t = op_prefill_expert_down::task(d);
+    product = op_prefill_expert_down::product(c, t);
 }
-... templates/prefill.cu
-if (is(op, NMK_OP_PREFILL_NORM)) {
-    const op_prefill_norm::Task t = op_prefill_norm::task(d);
-    c.wait_task(d);
-    op_prefill_norm::compute(c, t);
+if (is(op, NMK_OP_PREFILL_EXPERT_UP)) {
+    const op_prefill_expert_up::Task t = op_prefill_expert_up::task(d);
+    product = op_prefill_expert_up::product(c, t);
+}
+if (is(op, NMK_OP_PREFILL_O_PROJ)) {
+    const op_prefill_o_proj::Task t = op_prefill_o_proj::task(d);
+    product = op_prefill_o_proj::product(c, t);
 }
 if (is(op, NMK_OP_PREFILL_QKV)) {
     const op_prefill_qkv::Task t = op_prefill_qkv::task(d);
-    op_prefill_qkv::compute(c, t);
-}
-if (is(op, NMK_OP_PREFILL_ATTENTION)) {
-    const op_prefill_attention::Task t = op_prefill_attention::task(d);
-    op_prefill_attention::compute(c, t);
-}
-if (is(op, NMK_OP_PREFILL_O_PROJ)) {
-    const op_prefill_o_proj::Task t = op_prefill_o_proj::task(d);
-    op_prefill_o_proj::compute(c, t);
-}
-if (is(op, NMK_OP_PREFILL_UNPACK)) {
-    const op_prefill_unpack::Task t = op_prefill_unpack::task(d);
-    c.wait_task(d);
-    op_prefill_unpack::compute(c, t);
-}
-if (is(op, NMK_OP_PREFILL_EXPERT_DOWN)) {
-    const op_prefill_expert_down::Task t = op_prefill_expert_down::task(d);
-    op_prefill_expert_down::compute(c, t);
-}
-if (is(op, NMK_OP_PREFILL_EXPERT_UP)) {
-    const op_prefill_expert_up::Task t = op_prefill_expert_up::task(d);
-    op_prefill_expert_up::compute(c, t);
-}
-if (is(op, NMK_OP_PREFILL_ROUTE)) {
-    const op_prefill_route::Task t = op_prefill_route::task(d);
-    c.wait_task(d);
-    op_prefill_route::compute(c, t);
+    product = op_prefill_qkv::product(c, t);
 }
 if (is(op, NMK_OP_PREFILL_ROUTER)) {
     const op_prefill_router::Task t = op_prefill_router::task(d);
-    op_prefill_router::compute(c, t);
+    product = op_prefill_router::product(c, t);
 }
-if (is(op, NMK_OP_PREFILL_SORT)) {
-    const op_prefill_sort::Task t = op_prefill_sort::task(d);
-    c.wait_task(d);
-    op_prefill_sort::compute(c, t);
+if (is(op, NMK_OP_PREFILL_UP)) {
+    const op_prefill_up::Task t = op_prefill_up::task(d);
+    product = op_prefill_up::product(c, t);
+}
+... templates/prefill.cu
+if (is(op, NMK_OP_PREFILL_DOWN)) return op_prefill_down::about(c, op_prefill_down::task(d), n);
+if (is(op, NMK_OP_PREFILL_EXPERT_DOWN)) return op_prefill_expert_down::about(c, op_prefill_expert_down::task(d), n);
+if (is(op, NMK_OP_PREFILL_EXPERT_UP)) return op_prefill_expert_up::about(c, op_prefill_expert_up::task(d), n);
+if (is(op, NMK_OP_PREFILL_O_PROJ)) return op_prefill_o_proj::about(c, op_prefill_o_proj::task(d), n);
+if (is(op, NMK_OP_PREFILL_QKV)) return op_prefill_qkv::about(c, op_prefill_qkv::task(d), n);
+if (is(op, NMK_OP_PREFILL_ROUTER)) return op_prefill_router::about(c, op_prefill_router::task(d), n);
+if (is(op, NMK_OP_PREFILL_UP)) return op_prefill_up::about(c, op_prefill_up::task(d), n);
+... templates/prefill.cu
+if (is(op, NMK_OP_PREFILL_ATTENTION)) {
+    const op_prefill_attention::Task t = op_prefill_attention::task(d);
+    op_prefill_attention::compute(c, t);
+    goto compute_done;
 }
 if (is(op, NMK_OP_PREFILL_DOWN)) {
     const op_prefill_down::Task t = op_prefill_down::task(d);
-    op_prefill_down::compute(c, t);
+    product = op_prefill_down::product(c, t);
 }
 if (is(op, NMK_OP_PREFILL_EMBED)) {
     const op_prefill_embed::Task t = op_prefill_embed::task(d);
     c.wait_task(d);
     op_prefill_embed::compute(c, t);
+    goto compute_done;
+}
+if (is(op, NMK_OP_PREFILL_EXPERT_DOWN)) {
+    const op_prefill_expert_down::Task t = op_prefill_expert_down::task(d);
+    product = op_prefill_expert_down::product(c, t);
+}
+if (is(op, NMK_OP_PREFILL_EXPERT_UP)) {
+    const op_prefill_expert_up::Task t = op_prefill_expert_up::task(d);
+    product = op_prefill_expert_up::product(c, t);
+    gated = op_prefill_expert_up::gated(c, t);
+}
+if (is(op, NMK_OP_PREFILL_NORM)) {
+    const op_prefill_norm::Task t = op_prefill_norm::task(d);
+    c.wait_task(d);
+    op_prefill_norm::compute(c, t);
+    goto compute_done;
+}
+if (is(op, NMK_OP_PREFILL_O_PROJ)) {
+    const op_prefill_o_proj::Task t = op_prefill_o_proj::task(d);
+    product = op_prefill_o_proj::product(c, t);
+}
+if (is(op, NMK_OP_PREFILL_QKV)) {
+    const op_prefill_qkv::Task t = op_prefill_qkv::task(d);
+    product = op_prefill_qkv::product(c, t);
+}
+if (is(op, NMK_OP_PREFILL_ROUTE)) {
+    const op_prefill_route::Task t = op_prefill_route::task(d);
+    c.wait_task(d);
+    op_prefill_route::compute(c, t);
+    goto compute_done;
+}
+if (is(op, NMK_OP_PREFILL_ROUTER)) {
+    const op_prefill_router::Task t = op_prefill_router::task(d);
+    product = op_prefill_router::product(c, t);
+}
+if (is(op, NMK_OP_PREFILL_SORT)) {
+    const op_prefill_sort::Task t = op_prefill_sort::task(d);
+    c.wait_task(d);
+    op_prefill_sort::compute(c, t);
+    goto compute_done;
+}
+if (is(op, NMK_OP_PREFILL_UNPACK)) {
+    const op_prefill_unpack::Task t = op_prefill_unpack::task(d);
+    c.wait_task(d);
+    op_prefill_unpack::compute(c, t);
+    goto compute_done;
 }
 if (is(op, NMK_OP_PREFILL_UP)) {
     const op_prefill_up::Task t = op_prefill_up::task(d);
-    op_prefill_up::compute(c, t);
+    product = op_prefill_up::product(c, t);
+    gated = op_prefill_up::gated(c, t);
 }
+... templates/prefill.cu
+if (is(op, NMK_OP_PREFILL_DOWN)) return op_prefill_down::store(c, op_prefill_down::task(d), u, n, part, about);
+if (is(op, NMK_OP_PREFILL_EXPERT_DOWN)) return op_prefill_expert_down::store(c, op_prefill_expert_down::task(d), u, n, part, about);
+if (is(op, NMK_OP_PREFILL_O_PROJ)) return op_prefill_o_proj::store(c, op_prefill_o_proj::task(d), u, n, part, about);
+if (is(op, NMK_OP_PREFILL_QKV)) return op_prefill_qkv::store(c, op_prefill_qkv::task(d), u, n, part, about);
+if (is(op, NMK_OP_PREFILL_ROUTER)) return op_prefill_router::store(c, op_prefill_router::task(d), u, n, part, about);
 ... templates/prefill.cu
 static_assert(WARPS_COMPUTE == 8 && WARPS_ALL * 32 == NMK_THREADS, "the warps of a block");
 static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memory beside the ring");
