@@ -1,6 +1,6 @@
 /* nmk-compile: compiles a kernel this program was built with, or the .cu files named, and prints what it costs.
  *
- * Needs NVRTC but no GPU.  Exit 0: compiled without spills.  1: spills or errors.  2: wrong flags. */
+ * Needs NVRTC but no GPU.  Exit 0: compiled without spills.  1: spills, serialized wgmma or errors.  2: wrong flags. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +52,7 @@ static int compile_one(const settings *s, const char *name, const char *source, 
     }
     if (!s->allow_spills && (r.spill_store_bytes || r.spill_load_bytes))
         fprintf(stderr, "nmk-compile: %s spills registers\n", name), rc = 1;
+    if (r.serialized) fprintf(stderr, "nmk-compile: %s: ptxas serialized wgmma\n", name), rc |= !s->allow_spills;
     nmk_jit_result_free(&r);
     return rc;
 }

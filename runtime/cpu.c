@@ -202,3 +202,8 @@ void nmk_cpu_machine_force(nmk_machine *m, const void *arena) {
     assert(m->calls == &calls);
     of(m)->launch[NMK_STEPS].vm.forced = arena;
 }
+
+void nmk_cpu_machine_force_chunks(nmk_machine *m, const void *arena) {
+    assert(m->calls == &calls);
+    of(m)->launch[NMK_CHUNKS].vm.forced = arena;
+}

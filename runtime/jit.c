@@ -18,11 +18,11 @@ typedef struct {
     char magic[8];
     uint64_t key[2]; /* of source, options and versions; also the file's name */
     uint64_t cubin_bytes, cubin_hash[2];
-    int32_t registers, spill_store_bytes, spill_load_bytes, stack_bytes;
+    int32_t registers, spill_store_bytes, spill_load_bytes, stack_bytes, serialized, unused;
     uint64_t header_hash; /* of everything above */
 } entry_header;
 
-static const char magic[8] = "NMKJIT2";
+static const char magic[8] = "NMKJIT3";
 
 /* $NMK_CACHE_DIR, $XDG_CACHE_HOME/nmk or ~/.cache/nmk.  -1 if the environment names none. */
 static int cache_dir(char *path, size_t size) {
@@ -74,7 +74,7 @@ bool nmk_cubin_sizes(const void *cubin, size_t bytes, size_t *text_bytes, size_t
 
 bool nmk_ptxas_parse(const char *log, nmk_jit_result *r) {
     bool seen = false;
-    r->registers = r->spill_store_bytes = r->spill_load_bytes = r->stack_bytes = 0;
+    r->registers = r->spill_store_bytes = r->spill_load_bytes = r->stack_bytes = r->serialized = 0;
     for (const char *line = log; line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
         char text[512];
         snprintf(text, sizeof text, "%.*s", (int)strcspn(line, "\n"), line);
@@ -86,6 +86,8 @@ bool nmk_ptxas_parse(const char *log, nmk_jit_result *r) {
                        &loads) == 3)
                 r->stack_bytes += stack, r->spill_store_bytes += stores, r->spill_load_bytes += loads;
         }
+        /* C7510 to C7514, by what made it necessary; the number comes and goes with ptxas's version, the words stay */
+        if (strstr(text, "wgmma") && strstr(text, "serialized")) r->serialized++;
         p = strstr(text, "Used ");
         if (p && sscanf(p, "Used %d registers", &registers) == 1) {
             seen = true;
@@ -137,7 +139,7 @@ static bool cache_read(const char *path, XXH128_hash_t key, nmk_jit_result *r) {
     }
     r->cubin_bytes = h.cubin_bytes;
     r->registers = h.registers, r->spill_store_bytes = h.spill_store_bytes;
-    r->spill_load_bytes = h.spill_load_bytes, r->stack_bytes = h.stack_bytes;
+    r->spill_load_bytes = h.spill_load_bytes, r->stack_bytes = h.stack_bytes, r->serialized = h.serialized;
     return true;
 }
 
@@ -150,7 +152,7 @@ static void cache_write(const char *path, XXH128_hash_t key, nmk_jit_result *r) 
     h.key[0] = key.low64, h.key[1] = key.high64;
     h.cubin_bytes = r->cubin_bytes, h.cubin_hash[0] = hash.low64, h.cubin_hash[1] = hash.high64;
     h.registers = r->registers, h.spill_store_bytes = r->spill_store_bytes;
-    h.spill_load_bytes = r->spill_load_bytes, h.stack_bytes = r->stack_bytes;
+    h.spill_load_bytes = r->spill_load_bytes, h.stack_bytes = r->stack_bytes, h.serialized = r->serialized;
     h.header_hash = header_hash(&h);
     char part[1200];
     snprintf(part, sizeof part, "%s.%ld.tmp", path, (long)getpid());
@@ -270,6 +272,10 @@ int nmk_jit_compile(nmk_jit_result *result, const nmk_jit_request *rq, nmk_err *
     if (!rq->allow_spills && (r.spill_store_bytes || r.spill_load_bytes)) {
         nmk_fail(e, "%s spills registers for %s (%d bytes stored, %d loaded): it would be slow; refused", rq->name,
                  rq->arch, r.spill_store_bytes, r.spill_load_bytes);
+        goto out;
+    }
+    if (!rq->allow_spills && r.serialized) {
+        nmk_fail(e, "%s: ptxas serialized wgmma for %s: it would be slow; refused", rq->name, rq->arch);
         goto out;
     }
     if (!r.log) r.log = xstrdup("");

@@ -27,6 +27,7 @@ typedef struct {
     size_t cubin_bytes;
     int registers;                                        /* most of any function */
     int spill_store_bytes, spill_load_bytes, stack_bytes; /* summed over all functions */
+    int serialized;                                       /* functions whose wgmma wait for each other */
     size_t text_bytes;                                    /* machine code, all functions */
     size_t smem_bytes;                                    /* static shared memory, all functions */
     bool cached;
@@ -36,14 +37,15 @@ typedef struct {
 } nmk_jit_result;
 
 /* Fills *result: from the cache, else by compiling (NVRTC is opened in both cases: its version is part of the key).
- * 0, or -1 with the compiler's first errors in e and nothing to free.  Spills are an error unless allowed. */
+ * 0, or -1 with the compiler's first errors in e and nothing to free.  Spills are an error unless allowed, and so is
+ * wgmma that ptxas had to serialize: both cost a kernel most of its speed. */
 int nmk_jit_compile(nmk_jit_result *result, const nmk_jit_request *request, nmk_err *e);
 void nmk_jit_result_free(nmk_jit_result *result); /* zeroed or NULL is fine */
 
 /* Section sizes of a cubin; false if it is not a 64-bit ELF file with readable section headers. */
 bool nmk_cubin_sizes(const void *cubin, size_t bytes, size_t *text_bytes, size_t *smem_bytes);
 
-/* Reads registers, spills and stack out of ptxas -v lines; false if there are none. */
+/* Reads registers, spills, stack and what was serialized out of ptxas -v lines; false if there are none. */
 bool nmk_ptxas_parse(const char *log, nmk_jit_result *result);
 
 /* The emitted megakernel.cu of one generation (kernel_source.c). */

@@ -79,5 +79,6 @@ int nmk_cpu_machine_open(nmk_machine **machine, const nmk_generation *generation
 /* CPU only: the experts of later steps are chosen by the router logits of this arena (NMK_ARENA_BYTES, kept by the
  * caller), NULL: by its own. */
 void nmk_cpu_machine_force(nmk_machine *machine, const void *arena);
+void nmk_cpu_machine_force_chunks(nmk_machine *machine, const void *arena); /* the same of NMK_CHUNKS */
 
 #endif

@@ -21,6 +21,21 @@ static const char spilling[] =
     "  for (int i = 0; i < 96; i++) p[threadIdx.x + i * 1024] = a[i] * a[95 - i] + a[i / 2];\n"
     "}";
 
+/* Sums that are touched between two products. */
+static const char serialized[] =
+    "extern \"C\" __global__ void __launch_bounds__(128) k(float *p, unsigned long long a) {\n"
+    "  float d[4];\n"
+    "  for (int i = 0; i < 4; i++) d[i] = p[threadIdx.x + i];\n"
+    "  asm volatile(\"wgmma.fence.sync.aligned;\" ::: \"memory\");\n"
+    "  for (int i = 0; i < 4; i++) {\n"
+    "    asm volatile(\"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0;\"\n"
+    "                 : \"+f\"(d[0]), \"+f\"(d[1]), \"+f\"(d[2]), \"+f\"(d[3]) : \"l\"(a + i));\n"
+    "    d[0] += 1;\n"
+    "  }\n"
+    "  asm volatile(\"wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;\" ::: \"memory\");\n"
+    "  for (int i = 0; i < 4; i++) p[threadIdx.x + i] = d[i];\n"
+    "}";
+
 static int compile(nmk_jit_result *r, const char *source, const char *arch, bool allow_spills, nmk_err *e) {
     nmk_jit_request request = {.name = "test.cu",
                                .source = source,
@@ -86,6 +101,12 @@ static void parsing(void) {
               r.registers == 168 && r.spill_store_bytes == 5 && r.spill_load_bytes == 14 && r.stack_bytes == 24,
           "registers and spills of all functions", "%d registers, %d, %d, %d", r.registers, r.spill_store_bytes,
           r.spill_load_bytes, r.stack_bytes);
+    check(nmk_ptxas_parse("ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are "
+                          "serialized due to insufficient register resources for the function in the function 'f'\n"
+                          "ptxas info    : Used 168 registers, used 7 barriers\n",
+                          &r) &&
+              r.serialized == 1 && r.registers == 168,
+          "products one by one", "%d, %d registers", r.serialized, r.registers);
     check(!nmk_ptxas_parse("nothing here\n", &r), "a log without resources", "was believed");
     size_t text, smem;
     check(!nmk_cubin_sizes("\177ELF", 4, &text, &smem) && !nmk_cubin_sizes(plain, sizeof plain, &text, &smem),
@@ -141,6 +162,13 @@ int main(void) {
     check_message(rc, &e, "spills registers", "also from the cache");
     rc = compile(&r, spilling, "sm_90a", true, &e);
     check(rc == 0 && r.cached && r.spill_store_bytes > 0, "unless they are allowed", "rc %d: %s", rc, e.text);
+    nmk_jit_result_free(&r);
+    rc = compile(&r, serialized, "sm_90a", false, &e);
+    check_message(rc, &e, "ptxas serialized wgmma", "products one by one are refused");
+    rc = compile(&r, serialized, "sm_90a", false, &e);
+    check_message(rc, &e, "ptxas serialized wgmma", "also from the cache");
+    rc = compile(&r, serialized, "sm_90a", true, &e);
+    check(rc == 0 && r.cached && r.serialized == 1, "unless they are allowed", "rc %d: %s", rc, e.text);
     nmk_jit_result_free(&r), nmk_jit_result_free(&first), nmk_jit_result_free(NULL);
     clear(), rmdir(dir);
     return failures != 0;

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The machine code of the kernel of every model in build/: no buffer released under a load, no spills.  First the check
+# The machine code of the kernels of every model in build/: no buffer released under a load, no spills.  First the check
 # itself, on small kernels that it must refuse or accept.  Needs NVRTC, no GPU.
 
 cd "$(dirname "$0")/../.." || exit 2
@@ -70,6 +70,14 @@ judge() { # MODEL COMPILER FILE.cu
 for kernel in build/*/megakernel.cu; do
   model=${kernel#build/}
   judge "${model%/*}" $compile $kernel
+done
+
+# Their launches that take prompts: what these free is tied to products, not to loads, so no spills and products that
+# run one behind another are all there is to see.
+for kernel in build/*/prefill/megakernel.cu; do
+  model=${kernel#build/} && model=${model%/*/*}
+  $compile -o $work/$model-prefill.cubin $kernel >$work/$model-prefill.log 2>&1
+  verdict "$model, prefill: compiles without spills, and no product waits" $? "$(tail -n 1 $work/$model-prefill.log)"
 done
 
 # Shapes that take other paths through the templates than the models do.
