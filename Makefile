@@ -10,6 +10,7 @@
 #   make conformance   clients that others make, of npm, against nmk-serve with scripted answers; needs Node.js and npm
 #   make test-balancer   three servers behind HAProxy, which it installs
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
+#   make fuzz    fuzzers under ASan and UBSan, each a minute: TARGET="json regex" SECONDS=3600 SEED=2
 #   make schemas documents of random schemas, judged by python3-jsonschema: SCHEMAS=10000 SEED=1
 #   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
 #   make lint    luacheck, clang-format
@@ -125,6 +126,13 @@ SEED := 1
 schemas: deps
 	@$(SUBMAKE) build/tests/$(TOY)/server/grammar_masks
 	@NMK_SCHEMAS=$(SCHEMAS) NMK_SCHEMAS_SEED=$(SEED) bash tests/server/grammar_documents.sh
+
+# Each for a minute, unless SECONDS is said; as many at a time as there are cores.
+.PHONY: fuzz
+fuzz: deps-build
+	@$(SUBMAKE) build/fuzz/fuzz build/fuzz/nmkgen
+	@NMK_FUZZ_SECONDS=$(if $(filter file,$(origin SECONDS)),60,$(SECONDS)) NMK_FUZZ_JOBS=$$(nproc) NMK_FUZZ_SEED=$(SEED) \
+	    bash tests/fuzz/timing_fuzz.sh $(TARGET)
 
 golden: deps
 	@$(SUBMAKE) build/nmkgen $(MODELS:%=build/%/.generated)
@@ -450,6 +458,44 @@ gpu: build/nmk-bench $(foreach m,$(BUILT) $(GPU_MODELS),$($(m)_PROGRAMS) $($(m)_
 .PHONY: bench
 bench:
 
+# ---------------------------------------------------------------- fuzzers
+
+# What reads input of others, under ASan and UBSan, with a call at the start of every block for the corpus; of the toy.
+# What it calls beside that comes from the toy's library as it is.
+FUZZ_FLAGS := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+FUZZED := $(filter-out server/main.c server/api.c $(SERVER_MODEL),$(wildcard server/*.c)) \
+    $(patsubst %,runtime/%.c,config json split tokenizer tokenizer_load utf8 util variant vocab weights)
+FUZZERS := $(wildcard tests/fuzz/*.c)
+
+build/fuzz/fuzz: $(patsubst %.c,build/fuzz/obj/%.o,$(FUZZED) $(FUZZERS)) build/server/llhttp/api.o build/server/llhttp/http.o \
+    build/server/llhttp/llhttp.o build/$(TOY)/libnmk.a
+	@echo "  link  $@"
+	@$(CC) $(FUZZ_FLAGS) $(LDFLAGS) -o $@ $^ $(SERVER_LIBS) $(RUN_LIBS)
+
+build/fuzz/nmkgen: build/fuzz/obj/gen/main.o
+	@echo "  link  $@"
+	@$(CC) $(FUZZ_FLAGS) $(LDFLAGS) -o $@ $^ $(GEN_LIBS)
+
+FUZZ_COMPILE = $(CC) $(CFLAGS) $(FUZZ_FLAGS) $(WARNINGS) $(DEPFLAGS) -isystem /usr/share/include/llhttp -isystem /usr/include/lua5.4 \
+    -Ibuild/$(TOY) -Iruntime -Iserver -Itests
+# Warnings are for the other build: with sanitizers there are more of them, and fewer are right.
+build/fuzz/obj/%.o: %.c | build/$(TOY)/.generated
+	@mkdir -p $(@D)
+	@echo "  cc    $< (fuzz)"
+	@$(FUZZ_COMPILE) -w -fsanitize-coverage=trace-pc -c -o $@ $<
+
+build/fuzz/obj/gen/%.o: gen/%.c
+	@mkdir -p $(@D)
+	@echo "  cc    $< (fuzz)"
+	@$(FUZZ_COMPILE) -w -c -o $@ $<
+
+build/fuzz/obj/tests/fuzz/%.o: tests/fuzz/%.c | build/$(TOY)/.generated
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	@$(FUZZ_COMPILE) -c -o $@ $<
+build/fuzz/obj/server/template.o: server/jinja.lua server/jinja_lib.lua
+build/fuzz/obj/server/page.o: server/page.html
+
 # ---------------------------------------------------------------- tests
 
 # Tests in C run on the toy; those in tests/gpu are built for every model and skip themselves without a GPU.
@@ -459,6 +505,6 @@ C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # The one test that needs the shape of the large model.
 build-test: all build/nmk-chat build/nmk-bench $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory \
-    $(SHAPES:%=build/tests/%/ops/attention) build/tests/toy-64/runtime/engine_cpu build/tests/toy-64/runtime/columns
+    build/fuzz/fuzz build/fuzz/nmkgen $(SHAPES:%=build/tests/%/ops/attention) build/tests/toy-64/runtime/engine_cpu build/tests/toy-64/runtime/columns
 
 -include $(shell find build -name '*.d' 2>/dev/null)

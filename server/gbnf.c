@@ -2,10 +2,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "utf8.h"
 
-enum { NESTING = 100, RULES = 10000 };
+enum { NESTING = 100, RULES = 10000, SLOTS = 2 * RULES };
 
 typedef struct {
     const char *name;
@@ -18,9 +19,10 @@ typedef struct {
     nmk_grammar *g;
     const char *text;
     size_t bytes, at;
-    int line, depth;
+    int line, depth, characters;
     named *rule;
     int rules, room;
+    int *by_name; /* by hash, open: places in `rule`, -1: free */
     nmk_err *e;
 } reader;
 
@@ -58,9 +60,11 @@ static size_t name_length(const reader *r) {
 
 /* The rule of that name, met here for the first time or not. */
 static named *find_rule(reader *r, const char *name, size_t bytes) {
-    for (int i = 0; i < r->rules; i++)
+    uint64_t slot = XXH3_64bits(name, bytes) % SLOTS;
+    for (int i; (i = r->by_name[slot]) >= 0; slot = (slot + 1) % SLOTS)
         if (r->rule[i].bytes == bytes && !memcmp(r->rule[i].name, name, bytes)) return &r->rule[i];
     if (r->rules == RULES) return fail(r, "too many rules"), NULL;
+    r->by_name[slot] = r->rules;
     if (r->rules == r->room)
         r->rule = xrealloc(r->rule, sizeof *r->rule * (size_t)(r->room = r->room ? 2 * r->room : 16));
     r->rule[r->rules] = (named){name, bytes, nmk_grammar_rule(r->g), r->line, false};
@@ -107,6 +111,11 @@ static nmk_expr *read_literal(reader *r) {
         if (c < 0) {
             nmk_expr_free(x);
             return NULL;
+        }
+        /* An expression is a hundred times as large as its text: stop before it is too large for a grammar. */
+        if (++r->characters > NMK_GRAMMAR_STATES) {
+            nmk_expr_free(x);
+            return fail(r, "too many characters in literals");
         }
         nmk_expr *part = nmk_expr_new(NMK_EXPR_SET);
         nmk_set_add(&part->set, (uint32_t)c, (uint32_t)c);
@@ -168,42 +177,20 @@ static nmk_expr *read_atom(reader *r) {
     return x;
 }
 
-static int64_t count(reader *r) {
-    int64_t n = -1;
-    blanks(r, false);
-    for (int d; more(r) && (d = nmk_hex_digit(here(r))) >= 0 && d < 10; r->at++) {
-        n = (n < 0 ? 0 : n) * 10 + d;
-        if (n > NMK_GRAMMAR_REPEATS) n = NMK_GRAMMAR_REPEATS + 1;
-    }
-    blanks(r, false);
-    return n;
-}
-
+/* The atom, repeated if that is what follows it; once, as in regex.c. */
 static nmk_expr *read_repeat(reader *r, nmk_expr *atom) {
-    for (;;) {
-        int64_t low, high;
-        if (skip(r, '*')) {
-            low = 0, high = -1;
-        } else if (skip(r, '+')) {
-            low = 1, high = -1;
-        } else if (skip(r, '?')) {
-            low = 0, high = 1;
-        } else if (skip(r, '{')) {
-            low = high = count(r);
-            if (skip(r, ',')) high = count(r);
-            if (low < 0) low = 0;
-            if (!skip(r, '}') || low > NMK_GRAMMAR_REPEATS || high > NMK_GRAMMAR_REPEATS || (high >= 0 && high < low)) {
-                nmk_expr_free(atom);
-                return fail(r, "expected repeats such as {2}, {2,} or {2,5}");
-            }
-        } else {
-            return atom;
-        }
-        nmk_expr *x = nmk_expr_new(NMK_EXPR_REPEAT);
-        x->low = (int)low, x->high = (int)high;
-        nmk_expr_add(x, atom);
-        atom = x;
+    nmk_repeat x = {-1, -1}, y;
+    const char *why = "expected repeats such as {2}, {2,} or {2,5}";
+    if (!nmk_expr_read_repeat(r->text, r->bytes, &r->at, true, &x)) {
+        if (here(r) != '{') return atom;
+    } else if (x.low <= NMK_GRAMMAR_REPEATS && x.high <= NMK_GRAMMAR_REPEATS && (x.high < 0 || x.high >= x.low)) {
+        size_t at = r->at;
+        if (!nmk_expr_read_repeat(r->text, r->bytes, &at, true, &y))
+            return nmk_expr_repeat(atom, x.low < 0 ? 0 : (int)x.low, (int)x.high);
+        why = "a repeat of a repeat";
     }
+    nmk_expr_free(atom);
+    return fail(r, why);
 }
 
 /* Whether the next line begins another rule; blanks before it are skipped if not. */
@@ -285,6 +272,8 @@ int nmk_gbnf_read(nmk_grammar *g, const char *text, size_t bytes, int *root, nmk
         nmk_fail(e, "the grammar is not valid UTF-8");
         goto out;
     }
+    r.by_name = xmalloc(sizeof *r.by_name * SLOTS);
+    memset(r.by_name, -1, sizeof *r.by_name * SLOTS);
     for (blanks(&r, true); more(&r); blanks(&r, true))
         if (read_rule(&r)) goto out;
     *root = -1;
@@ -301,6 +290,6 @@ int nmk_gbnf_read(nmk_grammar *g, const char *text, size_t bytes, int *root, nmk
     else
         rc = 0;
 out:
-    free(r.rule);
+    free(r.rule), free(r.by_name);
     return rc;
 }

@@ -254,7 +254,8 @@ int nmk_grammar_finish(nmk_grammar *g, int root, nmk_err *e) {
 enum { LAST = 0x10ffff, SURROGATES = 0xd800, PAST_SURROGATES = 0xe000 };
 
 void nmk_set_add(nmk_set *s, uint32_t low, uint32_t high) {
-    GROW(s->range, s->count, s->room);
+    if (s->count == s->room) /* most have one range, and a literal has one of them for each character */
+        s->range = xrealloc(s->range, sizeof *s->range * (size_t)(s->room = s->room ? 4 * s->room : 1));
     s->range[s->count][0] = low, s->range[s->count++][1] = high < LAST ? high : LAST;
 }
 
@@ -439,6 +440,42 @@ void nmk_expr_free(nmk_expr *x) {
     free(x);
 }
 
+nmk_expr *nmk_expr_repeat(nmk_expr *part, int low, int high) {
+    nmk_expr *x = nmk_expr_new(NMK_EXPR_REPEAT);
+    x->low = low, x->high = high;
+    nmk_expr_add(x, part);
+    return x;
+}
+
+/* Digits of a count; -1: none. */
+static int64_t read_count(const char *text, size_t bytes, size_t *at, bool blanks) {
+    int64_t n = -1;
+    while (blanks && *at < bytes && (text[*at] == ' ' || text[*at] == '\t')) ++*at;
+    for (; *at < bytes && text[*at] >= '0' && text[*at] <= '9'; ++*at) {
+        n = (n < 0 ? 0 : n) * 10 + (text[*at] - '0');
+        if (n > NMK_GRAMMAR_REPEATS) n = NMK_GRAMMAR_REPEATS + 1;
+    }
+    while (blanks && *at < bytes && (text[*at] == ' ' || text[*at] == '\t')) ++*at;
+    return n;
+}
+
+bool nmk_expr_read_repeat(const char *text, size_t bytes, size_t *at, bool blanks, nmk_repeat *x) {
+    size_t k = *at;
+    switch (k < bytes ? text[k++] : 0) {
+    case '*': *x = (nmk_repeat){0, -1}; break;
+    case '+': *x = (nmk_repeat){1, -1}; break;
+    case '?': *x = (nmk_repeat){0, 1}; break;
+    case '{':
+        x->low = x->high = read_count(text, bytes, &k, blanks);
+        if (k < bytes && text[k] == ',') k++, x->high = read_count(text, bytes, &k, blanks);
+        if ((x->low < 0 && x->high < 0) || k == bytes || text[k++] != '}') return false;
+        break;
+    default: return false;
+    }
+    *at = k;
+    return true;
+}
+
 void nmk_expr_length(const nmk_expr *x, int64_t *fewest, int64_t *most) {
     int64_t low, high;
     *fewest = *most = 0;
@@ -470,11 +507,15 @@ void nmk_expr_length(const nmk_expr *x, int64_t *fewest, int64_t *most) {
     if (*most > large) *most = large;
 }
 
+/* About how many states it takes; no more than MOST_WEIGHT is told apart. */
+enum { MOST_WEIGHT = 1000 };
+
 static int weight(const nmk_expr *x) {
     int sum = 1;
-    for (int i = 0; i < x->parts && sum < 1000; i++) sum += weight(x->part[i]) * (x->kind == NMK_EXPR_REPEAT ? 4 : 1);
+    for (int i = 0; i < x->parts && sum < MOST_WEIGHT; i++)
+        sum += weight(x->part[i]) * (x->kind == NMK_EXPR_REPEAT ? 4 : 1);
     if (x->kind == NMK_EXPR_SET) sum += x->set.count;
-    return sum;
+    return sum < MOST_WEIGHT ? sum : MOST_WEIGHT;
 }
 
 static void repeat(nmk_grammar *g, int from, const nmk_expr *x, bool in_string, int to) {

@@ -91,8 +91,17 @@ struct nmk_expr {
 };
 
 nmk_expr *nmk_expr_new(nmk_expr_kind kind);
-void nmk_expr_add(nmk_expr *x, nmk_expr *part); /* takes the part */
-void nmk_expr_free(nmk_expr *x);                /* NULL is fine */
+void nmk_expr_add(nmk_expr *x, nmk_expr *part);               /* takes the part */
+void nmk_expr_free(nmk_expr *x);                              /* NULL is fine */
+nmk_expr *nmk_expr_repeat(nmk_expr *part, int low, int high); /* takes the part */
+
+/* How often what stands before text[*at] may come, where *, +, ?, {2}, {2,}, {2,5} or {,5} says so: *at goes behind it,
+ * and one beyond NMK_GRAMMAR_REPEATS is as good as any other.  blanks: there may be some in the braces. */
+typedef struct {
+    int64_t low, high; /* -1: is not given; any number */
+} nmk_repeat;
+bool nmk_expr_read_repeat(const char *text, size_t bytes, size_t *at, bool blanks,
+                          nmk_repeat *x); /* false: it does not */
 
 /* Characters of a text that the expression describes: the fewest, the most (-1: any number).  Without rules in it. */
 void nmk_expr_length(const nmk_expr *x, int64_t *fewest, int64_t *most);

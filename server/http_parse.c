@@ -265,10 +265,16 @@ int nmk_http_parse(nmk_http_parser *p, const char *data, size_t n, size_t *used)
     llhttp_errno_t error = llhttp_execute(&p->llhttp, data, room);
     size_t took = error == HPE_OK ? room : (size_t)(llhttp_get_error_pos(&p->llhttp) - data);
     *used += took;
+    if (head) {
+        /* What is wrong first is the reason, however the bytes were cut: nothing that was found is behind `took`. */
+        const int status = p->status;
+        const char *why = p->why;
+        p->status = 0;
+        if (check_raw(p, data, took)) return NMK_HTTP_BAD;
+        p->status = status, p->why = why;
+    }
     if (p->status) return NMK_HTTP_BAD;
     if (head) {
-        /* Also in front of an error: the reason must not depend on how the bytes were cut. */
-        if (check_raw(p, data, took)) return NMK_HTTP_BAD;
         p->head_bytes += took;
         if (p->head_bytes > p->limits.max_header_bytes)
             return p->field_count || p->in_name ? bad(p, 431, "the request header is too large")

@@ -654,7 +654,7 @@ static void settle(nmk_walker *w, int32_t at) {
     w->at = at, w->life = m->life, w->stack_life = m->stack_life;
     if (s->count > w->place_room)
         w->place = xrealloc(w->place, sizeof *w->place * (size_t)(w->place_room = 2 * s->count));
-    memcpy(w->place, m->place + s->first, sizeof *w->place * (size_t)s->count);
+    if (s->count) memcpy(w->place, m->place + s->first, sizeof *w->place * (size_t)s->count);
     w->places = s->count, w->complete = s->complete;
 }
 
@@ -663,7 +663,7 @@ static void find_again(nmk_walker *w) {
     nmk_masks *m = w->m;
     begin_state(m);
     while (m->found_room < w->places) m->found = xrealloc(m->found, sizeof *m->found * (size_t)(m->found_room *= 2));
-    memcpy(m->found, w->place, sizeof *w->place * (size_t)w->places);
+    if (w->places) memcpy(m->found, w->place, sizeof *w->place * (size_t)w->places);
     m->found_count = w->places, m->complete = w->complete;
     settle(w, find_state(m));
 }

@@ -176,11 +176,9 @@ bad:
 static nmk_expr *read_either(reader *r, bool top);
 
 static nmk_expr *any_text(void) {
-    nmk_expr *x = nmk_expr_new(NMK_EXPR_REPEAT), *any = nmk_expr_new(NMK_EXPR_SET);
+    nmk_expr *any = nmk_expr_new(NMK_EXPR_SET);
     nmk_set_add(&any->set, 0, 0x10ffff);
-    nmk_expr_add(x, any);
-    x->high = -1;
-    return x;
+    return nmk_expr_repeat(any, 0, -1);
 }
 
 static nmk_expr *read_group(reader *r) {
@@ -234,55 +232,29 @@ static nmk_expr *read_atom(reader *r) {
     return x;
 }
 
-/* Digits of a count; -1: none. */
-static int64_t count(reader *r) {
-    int64_t n = -1;
-    for (; more(r) && r->text[r->at] >= '0' && r->text[r->at] <= '9'; r->at++) {
-        n = (n < 0 ? 0 : n) * 10 + (r->text[r->at] - '0');
-        if (n > NMK_GRAMMAR_REPEATS) n = NMK_GRAMMAR_REPEATS + 1;
-    }
-    return n;
+/* A brace that begins no count is one, and so is that of {,2}, of which dialects think differently. */
+static bool is_repeat(const reader *r, size_t *at, nmk_repeat *x) {
+    return nmk_expr_read_repeat(r->text, r->bytes, at, false, x) && x->low >= 0;
 }
 
-/* What follows an atom: the atom, repeated. */
+/* The atom, repeated if that is what follows it.  Once: how deep an expression is must not depend on its length. */
 static nmk_expr *read_repeat(reader *r, nmk_expr *atom) {
-    while (more(r)) {
-        int64_t low, high;
-        size_t start = r->at;
-        if (skip(r, "*")) {
-            low = 0, high = -1;
-        } else if (skip(r, "+")) {
-            low = 1, high = -1;
-        } else if (skip(r, "?")) {
-            low = 0, high = 1;
-        } else if (skip(r, "{")) {
-            low = high = count(r);
-            if (skip(r, ",")) high = count(r);
-            if (low < 0 || !skip(r, "}")) { /* a brace that is one */
-                r->at = start;
-                break;
-            }
-            if (low > NMK_GRAMMAR_REPEATS || high > NMK_GRAMMAR_REPEATS) {
-                nmk_expr_free(atom);
-                return fail(r, "too many repeats");
-            }
-            if (high >= 0 && high < low) {
-                nmk_expr_free(atom);
-                return fail(r, "fewer repeats at most than at least");
-            }
-        } else {
-            break;
-        }
-        if (!skip(r, "?") && is_at(r, '+')) {
-            nmk_expr_free(atom);
-            return fail(r, "possessive repeats are not supported");
-        }
-        nmk_expr *x = nmk_expr_new(NMK_EXPR_REPEAT);
-        x->low = (int)low, x->high = (int)high;
-        nmk_expr_add(x, atom);
-        atom = x;
-    }
-    return atom;
+    nmk_repeat x, y;
+    size_t at = r->at;
+    const char *why = NULL;
+    if (!is_repeat(r, &at, &x)) return atom;
+    r->at = at;
+    if (x.low > NMK_GRAMMAR_REPEATS || x.high > NMK_GRAMMAR_REPEATS)
+        why = "too many repeats";
+    else if (x.high >= 0 && x.high < x.low)
+        why = "fewer repeats at most than at least";
+    else if (!skip(r, "?") && is_at(r, '+'))
+        why = "possessive repeats are not supported";
+    else if (at = r->at, is_repeat(r, &at, &y))
+        why = "nothing to repeat";
+    if (!why) return nmk_expr_repeat(atom, (int)x.low, (int)x.high);
+    nmk_expr_free(atom);
+    return fail(r, why);
 }
 
 /* top: the ends are those of the whole expression. */

@@ -14,7 +14,7 @@ else
 fi
 
 shopt -s nullglob
-sources=(gen/*.[ch] runtime/*.[ch] server/*.[ch] bench/*.[ch] tests/*.h tests/{runtime,ops,server,gpu,bench,models,conformance}/*.[ch] examples/*/*.[ch])
+sources=(gen/*.[ch] runtime/*.[ch] server/*.[ch] bench/*.[ch] tests/*.h tests/{runtime,ops,server,gpu,bench,models,conformance,fuzz}/*.[ch] examples/*/*.[ch])
 if ! command -v clang-format >/dev/null; then
   echo "skip - clang-format: not installed (make deps)"
 elif clang-format --dry-run -Werror "${sources[@]}" 2>build/clang-format.log; then

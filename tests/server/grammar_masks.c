@@ -3,6 +3,8 @@
  *
  *     grammar_masks walk SEED <SCHEMAS     for each line, "schema TAB document", a document of random tokens
  *     grammar_masks bench VOCAB            what masks cost in a vocabulary of that size */
+#include <time.h>
+
 #include "check.h"
 #include "gbnf.h"
 #include "mask.h"
@@ -242,6 +244,8 @@ static void test_refusals(void) {
         {REGEX, "(a", "at character 3: a group without its )"},
         {REGEX, "a)", "at character 2: a ) without its ("},
         {REGEX, "*a", "nothing to repeat"},
+        {REGEX, "a**", "at character 3: nothing to repeat"},
+        {REGEX, "a?{2}", "nothing to repeat"},
         {REGEX, "a(?=b)", "lookahead is not supported"},
         {REGEX, "(?<!a)b", "lookbehind is not supported"},
         {REGEX, "(a)\\1", "references back are not supported"},
@@ -257,6 +261,8 @@ static void test_refusals(void) {
         {GBNF, "root ::= x root \"a\" | \"b\"\nx ::= \"c\"?", "left recursion"},
         {GBNF, "root ::= \"a\" root", "nothing satisfies it"},
         {GBNF, "root ::= \"a\"\nroot ::= \"b\"", "line 2: the rule is there twice"},
+        {GBNF, "root ::= \"a\"{2}{3}", "line 1: a repeat of a repeat"},
+        {GBNF, "root ::= \"a\"{2", "line 1: expected repeats such as"},
         {SCHEMA, "{\"type\":\"objekt\"}", "schema.type: expected names of JSON's types"},
         {SCHEMA, "{\"properties\":{\"a\":{\"not\":{}}}}", "schema.properties.a.not: this keyword is not supported"},
         {SCHEMA, "{\"if\":{},\"then\":{}}", "schema.if: this keyword is not supported"},
@@ -286,6 +292,62 @@ static void test_refusals(void) {
         for (char *c = name; *c; c++)
             if (*c == '\n') *c = ' ';
         check(!in && strstr(e.text, cases[i].words), name, "\"%s\"", e.text);
+    }
+}
+
+/* ---------------------------------------------------------------- hostile sizes */
+
+/* `piece`, with its number where it has %d, so often; then `end`. */
+static char *many(const char *begin, const char *piece, int count, const char *end) {
+    nmk_buf b = {0};
+    nmk_buf_puts(&b, begin);
+    for (int i = 0; i < count; i++) {
+        const char *at = strstr(piece, "%d"), *next = at ? strstr(at + 2, "%d") : NULL;
+        if (!at) {
+            nmk_buf_puts(&b, piece);
+            continue;
+        }
+        nmk_buf_printf(&b, "%.*s%d", (int)(at - piece), piece, i);
+        if (next) nmk_buf_printf(&b, "%.*s%d", (int)(next - at - 2), at + 2, i + 1);
+        nmk_buf_puts(&b, (next ? next : at) + 2);
+    }
+    nmk_buf_puts(&b, end);
+    return b.data;
+}
+
+/* As long as a request may make them: refused or not, it takes neither the stack nor the time of others. */
+static void test_sizes(void) {
+    static const struct {
+        const char *name;
+        notation how;
+        const char *begin, *piece;
+        int count;
+        const char *end;
+    } cases[] = {
+        {"a million repeats of a repeat", GBNF, "root ::= \"a\"", "*", 1000000, ""},
+        {"repeats of repeats", REGEX, "a", "*", 16000, ""},
+        {"lazy repeats of repeats", REGEX, "a", "*?", 8000, ""},
+        {"a literal of a million characters", GBNF, "root ::= \"", "a", 1000000, "\""},
+        {"as many alternatives", GBNF, "root ::= \"a\"", "|", 1000000, ""},
+        {"as many optional characters", GBNF, "root ::= \"a\"", ".?", 300000, ""},
+        {"as many empty groups", GBNF, "root ::= \"a\"", "()", 400000, ""},
+        {"optional characters", REGEX, "", "a?", 8000, ""},
+        {"optional alternatives", REGEX, "", "(a|)", 4000, ""},
+        {"a chain of rules", GBNF, "root ::= x0\n", "x%d ::= x%d?\n", 9000, "x9000 ::= \"a\"\n"},
+        {"a chain of rules, the other way", GBNF, "x0 ::= \"a\"\n", "y%d ::= x%d?\n", 1, "root ::= x0\nx1 ::= \"b\"\n"},
+        {"many rules of one", GBNF, "root ::= x0\n", "x%d ::= root? \"a\" | x%d\n", 9000, "x9000 ::= \"a\"\n"},
+        {"many references", GBNF, "root ::= \"a\"\n", "x%d ::= root\n", 9000, "x9000 ::= x1 x2 x3 x4 x5\n"},
+        {"repeats within repeats", REGEX, "((((((((((((((((((((a", "{2})", 20, ""},
+        {"repeats of many within repeats of many", REGEX, "((((a{1,50000}){1,50000}){1,50000}){1,50000})", "", 1, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nmk_err e = {""};
+        char *text = many(cases[i].begin, cases[i].piece, cases[i].count, cases[i].end);
+        clock_t start = clock();
+        bool in = contains(cases[i].how, text, "a", &e);
+        double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+        check(seconds < 2 && (in || *e.text), cases[i].name, "%d after %.1f s: %s", in, seconds, e.text);
+        free(text);
     }
 }
 
@@ -438,6 +500,7 @@ int main(int argc, char **argv) {
     test_brute_force();
     test_words();
     test_refusals();
+    test_sizes();
     test_tokens();
     test_forgetting();
     return failures > 0;
