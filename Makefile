@@ -180,7 +180,7 @@ build/server/http%.o: server/http%.c
 	@$(HTTP_COMPILE) $(WARNINGS) -Iruntime -c -o $@ $<
 
 # Compiled for each model, as they know its sizes: part of build/MODEL/libnmk.a.
-SERVER_MODEL := server/batch.c server/tasks.c
+SERVER_MODEL := server/batch.c server/pace.c server/tasks.c
 
 # The rest of the server: requests, replies, what the model says, templates.
 build/libserver.a: $(patsubst server/%.c,build/server/%.o,$(filter-out server/http%.c server/main.c $(SERVER_MODEL), \

@@ -211,6 +211,7 @@ static int open_prefill(nmk_engine *g, const nmk_options *o, nmk_err *e) {
      * something in its place. */
     if (m->on_gpu && !getenv("NMK_GPU_PREFILL")) n = NULL;
     if (!n) return 0;
+    const uint64_t before = m->taken_bytes;
     const size_t words = (size_t)NMK_SMS * (size_t)n->built_in->max_tasks * NMK_DESC_WORDS;
     if (check_hash(n, e) || m->calls->load_chunks(m, n, o, e)) return -1;
     if (!(g->prefill.lists = nmk_variant_lists(n->built_in, n, e))) return -1;
@@ -222,6 +223,7 @@ static int open_prefill(nmk_engine *g, const nmk_options *o, nmk_err *e) {
     p->hang = m->hang_address + sizeof *m->hang * NMK_HANGS;
     g->prefill.block = xcalloc(1, n->control_bytes);
     g->prefill.generation = n;
+    g->stats.prefill_bytes = m->taken_bytes - before;
     return 0;
 }
 

@@ -129,6 +129,7 @@ typedef struct {
     int stop_ids[16], stop_count;
     int layers, experts, experts_per_token;
     uint64_t weight_bytes, kv_bytes, other_bytes; /* other: activations, tables, task lists, control */
+    uint64_t prefill_bytes;                       /* of these, what launches that take prompts need */
     uint64_t memory_bytes, free_bytes;            /* of the machine: in all, left after opening */
     int kv_pages[2], kv_page_tokens;              /* full, sliding layers */
     int sms;                                      /* of the GPU */

@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "engine.h"
+#include "pace.h"
 #include "tasks.h"
 
 /* Those of one generation: engine->columns it is. */
@@ -43,16 +44,10 @@ enum {
     FEED_AHEAD = 2,
     GUIDE_THREADS = 4, /* at most; fewer where there are few cores */
     MASK_WORDS = (NMK_VOCAB + 31) / 32,
-    FIRST_SHARE = 256, /* tokens of a chunk beside rows that decode, before any was timed; and what any may have */
+    GUEST = 4, /* a chunk's part for the shortest prompt */
     RECORDS = 64,
     PAGE = NMK_PAGE_TOKENS
 };
-
-/* What chunks cost: sums of the last ones, each weighing less than the next, for a line through them. */
-typedef struct {
-    double count, tokens, ms, tokens_squared, tokens_ms;
-    int most; /* tokens of the longest */
-} pace;
 
 typedef struct request request;
 struct request {
@@ -107,7 +102,7 @@ struct nmk_batch {
     request *first;         /* the queue: preempted ones as they started, then by turn, in a turn by id */
     request *row[NMK_ROWS]; /* running, by slot of the page tables; changed by the thread alone */
     int most_waiting;
-    double budget_ms; /* that rows which decode may wait for a chunk */
+    double budget_ms, share; /* what rows that decode may wait for a chunk; their share of the time */
     uint64_t last_id;
     uint64_t turn; /* the latest that was served */
     nmk_batch_stats stats;
@@ -125,7 +120,7 @@ struct nmk_batch {
     bool idle[NMK_ROWS];   /* the machine's column is known to be inactive after that step */
     int feed_half;
     bool chunk_last; /* the launch queued last was a chunk */
-    pace pace;
+    nmk_pace pace;
     int32_t *chunk_token; /* room for those of one chunk; NULL: there are none */
     uint64_t starts;      /* requests that got a row */
     uint64_t plans;       /* steps planned */
@@ -149,7 +144,9 @@ struct nmk_batch {
         uint64_t life[NMK_ROWS];
         uint64_t queued_ns;
         int decoded, fed;
-        bool chunk, idle; /* idle: nothing was in flight when it was queued */
+        double work, expected_ms;
+        bool chunk, beside; /* beside: rows decode and prompts are fed */
+        bool idle;          /* nothing was in flight when it was queued */
     } record[RECORDS];
 };
 
@@ -560,6 +557,7 @@ static void fail(nmk_batch *b, const nmk_err *why) {
         if (b->row[s]) give_up_masks(b, b->row[s]); /* or the steps in flight would not end */
     bool lost = strstr(why->text, "the engine is lost") || m->lost || m->calls->wait_all(m, &second);
     b->done = b->engine->steps;
+    nmk_pace_drop(&b->pace);
     b->engine->params.trace = 0;
     if (b->tasks) give_tasks(b, why->text);
     memset(b->idle, 0, sizeof b->idle);
@@ -859,11 +857,18 @@ static int write_tables(nmk_batch *b, nmk_err *e) {
     return 0;
 }
 
-static void note_queued(nmk_batch *b, uint64_t number, int live) {
+/* Whether the launch that is queued next has to begin from rest.  A machine whose launches end with the call is never
+ * idle between them. */
+static bool is_idle(const nmk_batch *b) { return b->engine->machine->on_gpu && b->engine->steps == b->done; }
+
+static void note_queued(nmk_batch *b, uint64_t number, int live, bool idle, bool beside) {
+    const int record = (int)(number % RECORDS);
     int decoded = 0;
     for (int c = 0; c < b->columns; c++) decoded += b->on[c] != NULL;
-    b->record[number % RECORDS].queued_ns = nmk_now_ns(), b->record[number % RECORDS].chunk = false;
-    b->record[number % RECORDS].decoded = decoded, b->record[number % RECORDS].fed = live - decoded;
+    b->record[record].queued_ns = nmk_now_ns(), b->record[record].chunk = false;
+    b->record[record].decoded = decoded, b->record[record].fed = live - decoded;
+    b->record[record].idle = idle, b->record[record].beside = beside;
+    b->record[record].expected_ms = nmk_pace_queue_step(&b->pace, beside);
 }
 
 /* A step has ended; tokens: that it brought to requests. */
@@ -893,8 +898,9 @@ static void note_computed(nmk_batch *b) {
     }
 }
 
-/* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed. */
-static int queue_step(nmk_batch *b, nmk_err *e) {
+/* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed.  beside: prompts are
+ * fed by chunks meanwhile. */
+static int queue_step(nmk_batch *b, bool beside, nmk_err *e) {
     request *feed[HALVES];
     nmk_column column[NMK_ROWS];
     bool write[NMK_ROWS];
@@ -912,9 +918,10 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
         if (q && q->moves && q->rq.guide.of && q->at == known(q)) want_mask(b, q, c, b->engine->steps);
     }
     if (b->tasks) nmk_tasks_queue(b->tasks);
+    const bool idle = is_idle(b);
     if (nmk_engine_queue_step(b->engine, live, &number, e)) return -1;
     if (b->tasks) nmk_tasks_queued(b->tasks, number);
-    note_queued(b, number, live);
+    note_queued(b, number, live, idle, beside);
     for (int c = 0; c < b->columns; c++) {
         request *r = b->on[c];
         bool asks = r && !r->moves && asks_prompt(r);
@@ -935,35 +942,21 @@ static int queue_step(nmk_batch *b, nmk_err *e) {
 
 /* ---- a chunk ---- */
 
-static void add_pace(pace *p, int tokens, double ms) {
-    const double keep = 0.9;
-    const double n = tokens;
-    p->count = keep * p->count + 1, p->tokens = keep * p->tokens + n, p->ms = keep * p->ms + ms;
-    p->tokens_squared = keep * p->tokens_squared + n * n, p->tokens_ms = keep * p->tokens_ms + n * ms;
-    if (tokens > p->most) p->most = tokens;
-}
-
-/* Tokens of a chunk that takes about that long, at most twice as many as were ever timed. */
-static int tokens_in(const pace *p, double ms) {
-    const double spread = p->count * p->tokens_squared - p->tokens * p->tokens;
-    if (p->count == 0) return FIRST_SHARE;
-    double slope = 0, least_ms = 0; /* of chunks of one length only the share of a token is known */
-    if (spread > 1e-3 * p->tokens * p->tokens) {
-        slope = (p->count * p->tokens_ms - p->tokens * p->ms) / spread;
-        least_ms = (p->ms - slope * p->tokens) / p->count;
-    }
-    if (slope <= 0 || least_ms < 0) slope = p->tokens_ms / p->tokens_squared, least_ms = 0;
-    double tokens = slope > 0 ? (ms - least_ms) / slope : 2.0 * p->most;
-    if (tokens > 2.0 * p->most) tokens = 2.0 * p->most;
-    return tokens < FIRST_SHARE ? FIRST_SHARE : (int)tokens / PAGE * PAGE;
-}
-
 /* Of a launch that has ended.  The machine counts from the end of the one before, so what it was idle for would count
  * too. */
 static void note_pace(nmk_batch *b, uint64_t number) {
     const int record = (int)(number % RECORDS);
-    if (!b->record[record].chunk || b->record[record].idle) return;
-    add_pace(&b->pace, b->record[record].fed, b->engine->machine->calls->step_ms(b->engine->machine, number));
+    const bool chunk = b->record[record].chunk, beside = b->record[record].beside, idle = b->record[record].idle;
+    const double expected_ms = b->record[record].expected_ms, work = b->record[record].work;
+    const double ms = idle ? expected_ms : b->engine->machine->calls->step_ms(b->engine->machine, number);
+    if (chunk)
+        nmk_pace_end_chunk(&b->pace, work, idle ? -1 : ms, expected_ms, beside);
+    else
+        nmk_pace_end_step(&b->pace, idle ? -1 : ms, expected_ms, beside);
+    pthread_mutex_lock(&b->lock);
+    if (chunk) b->stats.chunks++, b->stats.chunk_tokens += (uint64_t)b->record[record].fed, b->stats.chunk_ms += ms;
+    if (beside) *(chunk ? &b->stats.chunk_beside_ms : &b->stats.step_beside_ms) += ms;
+    pthread_mutex_unlock(&b->lock);
 }
 
 static bool some_decode(const nmk_batch *b) {
@@ -991,75 +984,118 @@ static int span_end(const nmk_batch *b, const request *r, int slot, int room, in
     return (int)end;
 }
 
-/* The spans of the next chunk, of the prompts that started first, without those that begin like one of them: these wait
- * for its pages.  -1: a request is gone for want of pages, so choose anew. */
-static int choose_spans(nmk_batch *b, nmk_span span[NMK_ROWS], request *of[NMK_ROWS], int *tokens) {
-    const int most = nmk_engine_chunk_tokens(b->engine);
-    int spans = 0, room = most;
-    int64_t keys = 0;
-    pthread_mutex_lock(&b->lock);
-    const double budget_ms = b->budget_ms;
-    pthread_mutex_unlock(&b->lock);
-    if (some_decode(b)) room = tokens_in(&b->pace, budget_ms);
-    if (room > most) room = most;
-    *tokens = 0;
-    for (request *r = next_fed(b, NULL); r && *tokens < room; r = next_fed(b, r)) {
-        const int slot = slot_of(b, r);
-        bool waits = false;
-        for (int i = 0; i < spans; i++) waits |= shares_page(b, r, of[i]);
-        if (waits) continue;
-        nmk_kv_pass(&b->engine->kv, slot, r->at);
-        const int end = span_end(b, r, slot, room - *tokens, keys), count = end - r->at;
-        if (count <= 0 || nmk_kv_grow(&b->engine->kv, slot, end)) {
-            if (spans) break;
-            preempt_last(b);
-            return -1;
-        }
-        note_pages(b, r, slot);
-        span[spans] = (nmk_span){.first = *tokens, .count = count, .pos = r->at, .slot = slot};
-        memcpy(b->chunk_token + *tokens, r->token + r->at, sizeof *r->token * (size_t)count);
-        keys += nmk_engine_span_keys(r->at, count), *tokens += count, of[spans++] = r;
+typedef struct {
+    nmk_span span[NMK_ROWS];
+    request *of[NMK_ROWS];
+    int spans, tokens;
+    int64_t keys;
+    double work;
+} chunk;
+
+static bool waits_for(const nmk_batch *b, const request *r, request *const *others, int count) {
+    for (int i = 0; i < count; i++)
+        if (shares_page(b, r, others[i])) return true;
+    return false;
+}
+
+/* A span of the row, of at most so many tokens and so much work, as far as there are pages.  False: there is none. */
+static bool add_span(nmk_batch *b, chunk *k, request *r, int most, double work) {
+    nmk_kv *kv = &b->engine->kv;
+    const int slot = slot_of(b, r);
+    nmk_kv_pass(kv, slot, r->at);
+    int end = span_end(b, r, slot, most, k->keys), count = nmk_pace_tokens(&b->pace, r->at, work, end - r->at);
+    /* where a token is much work a page of them is the least that a chunk is worth */
+    if (count < PAGE && !k->spans) count = end - r->at < PAGE ? end - r->at : PAGE;
+    if (count <= 0 || nmk_kv_grow(kv, slot, r->at + count)) return false;
+    note_pages(b, r, slot);
+    k->span[k->spans] = (nmk_span){.first = k->tokens, .count = count, .pos = r->at, .slot = slot};
+    memcpy(b->chunk_token + k->tokens, r->token + r->at, sizeof *r->token * (size_t)count);
+    k->keys += nmk_engine_span_keys(r->at, count), k->work += nmk_pace_work(&b->pace, r->at, count);
+    k->tokens += count, k->of[k->spans++] = r;
+    return true;
+}
+
+static double work_left(const nmk_batch *b, const request *r) {
+    return nmk_pace_work(&b->pace, r->at, fed_until(r) - r->at);
+}
+
+/* Prompts are fed in the order in which they started, as users of vLLM expect; but a short one behind a long one need
+ * not wait for all of it.  So where the first would fill the chunk, a part goes to that with the least left: the first
+ * takes a third longer at most, and who asks little has its answer after a few chunks.  NULL: nobody gets ahead. */
+static request *choose_guest(const nmk_batch *b, int room, double work) {
+    request *first = next_fed(b, NULL), *guest = NULL, *passed[NMK_ROWS];
+    int count = 0;
+    double least = first ? work_left(b, first) : 0;
+    if (!first || (fed_until(first) - first->at <= room - room / GUEST && least <= work - work / GUEST)) return NULL;
+    for (request *r = first; r; passed[count++] = r, r = next_fed(b, r)) {
+        const double left = work_left(b, r);
+        if (r == first || left >= least || waits_for(b, r, passed, count)) continue;
+        guest = r, least = left;
     }
-    return spans;
+    return guest;
+}
+
+/* The spans of the next chunk, without prompts that begin like another in it: these wait for its pages.  False: a
+ * request is gone for want of pages, so choose anew. */
+static bool choose_spans(nmk_batch *b, chunk *k) {
+    const int most = nmk_engine_chunk_tokens(b->engine);
+    *k = (chunk){.spans = 0};
+    pthread_mutex_lock(&b->lock);
+    b->pace.budget_ms = b->budget_ms, b->pace.share = b->share;
+    pthread_mutex_unlock(&b->lock);
+    const double work = nmk_pace_room(&b->pace, some_decode(b));
+    request *guest = choose_guest(b, most, work);
+    if (guest) add_span(b, k, guest, most / GUEST, work / GUEST);
+    for (request *r = next_fed(b, NULL); r && k->tokens < most && k->work < work; r = next_fed(b, r)) {
+        if (r == guest || waits_for(b, r, k->of, k->spans)) continue;
+        if (add_span(b, k, r, most - k->tokens, work - k->work)) continue;
+        if (k->spans) break;
+        preempt_last(b);
+        return false;
+    }
+    return true;
 }
 
 /* As queue_step. */
 static int queue_chunk(nmk_batch *b, nmk_err *e) {
-    nmk_span span[NMK_ROWS];
-    request *of[NMK_ROWS];
-    int spans, tokens;
+    chunk k;
     uint64_t number;
-    do spans = choose_spans(b, span, of, &tokens);
-    while (spans < 0);
-    if (!spans) return 0;
-    /* a machine whose launches end with the call is never idle between them */
-    const bool idle = b->engine->machine->on_gpu && b->engine->steps == b->done;
-    if (write_tables(b, e) || nmk_engine_queue_chunk(b->engine, span, spans, b->chunk_token, &number, e)) return -1;
+    while (!choose_spans(b, &k)) {}
+    if (!k.spans) return 0;
+    const bool idle = is_idle(b), beside = some_decode(b);
+    if (write_tables(b, e) || nmk_engine_queue_chunk(b->engine, k.span, k.spans, b->chunk_token, &number, e)) return -1;
     const int record = (int)(number % RECORDS);
     memset(b->record[record].id, 0, sizeof b->record[record].id);
-    b->record[record].queued_ns = nmk_now_ns(), b->record[record].chunk = true, b->record[record].idle = idle;
-    b->record[record].decoded = 0, b->record[record].fed = tokens;
-    for (int i = 0; i < spans; i++) {
-        of[i]->at += span[i].count;
-        count_prompt(b, of[i], false);
-        if (!is_fed(b, of[i])) of[i]->since = b->plans;
+    b->record[record].queued_ns = nmk_now_ns(), b->record[record].chunk = true;
+    b->record[record].decoded = 0, b->record[record].fed = k.tokens, b->record[record].work = k.work;
+    b->record[record].idle = idle, b->record[record].beside = beside;
+    b->record[record].expected_ms = nmk_pace_queue_chunk(&b->pace, k.work, beside);
+    for (int i = 0; i < k.spans; i++) {
+        request *r = k.of[i];
+        r->at += k.span[i].count;
+        count_prompt(b, r, false);
+        if (!is_fed(b, r)) r->since = b->plans;
     }
     note_computed(b);
     b->chunk_last = true;
     return 1;
 }
 
-/* A step or a chunk: where rows decode and prompts are fed they take turns.  As queue_step. */
+/* A step or a chunk: where rows decode and prompts are fed, steps have their share of the time, and no chunk follows
+ * another.  As queue_step. */
 static int queue_launch(nmk_batch *b, nmk_err *e) {
     b->plans++;
     jump_ahead(b);
-    const bool fed = takes_chunks(b) && next_fed(b, NULL);
-    if (fed && !(b->chunk_last && some_decode(b))) {
+    const bool fed = takes_chunks(b) && next_fed(b, NULL), beside = fed && some_decode(b);
+    if (!beside) nmk_pace_forgive(&b->pace);
+    const bool first = fed && !(beside && (b->chunk_last || !nmk_pace_may_chunk(&b->pace)));
+    if (first) {
         const int queued = queue_chunk(b, e);
         if (queued) return queued;
     }
-    const int queued = queue_step(b, e);
-    return queued || !fed || !b->chunk_last ? queued : queue_chunk(b, e);
+    const int queued = queue_step(b, beside, e);
+    /* rows may rest until tokens are read; if none are to come, nobody is held up by a chunk */
+    return queued || !fed || first || b->engine->steps != b->done ? queued : queue_chunk(b, e);
 }
 
 static bool was_given(const request *r, int32_t token) {
@@ -1147,7 +1183,9 @@ static int read_step(nmk_batch *b, nmk_err *e) {
 /* ---- the thread ---- */
 
 /* Steps to keep in flight: few while rows change hands.  Few with guides too: what is queued before a step may wait for
- * writes queued long before, and so for steps that wait for masks; these must come without this thread. */
+ * writes queued long before, and so for steps that wait for masks; these must come without this thread.  None behind a
+ * long chunk beside which nobody decodes: who comes meanwhile need not wait for the next one too, which begins a little
+ * later for it. */
 static uint64_t ahead(const nmk_batch *b) {
     uint64_t most = (uint64_t)b->engine->steps_ahead;
     bool changes = false;
@@ -1155,6 +1193,10 @@ static uint64_t ahead(const nmk_batch *b) {
         const request *r = b->row[s];
         if (r) changes |= is_fed(b, r) || (decodes(b, r) && r->column < 0) || r->rq.guide.of != NULL;
     }
+    const int last = (int)((b->engine->steps - 1) % RECORDS);
+    if (b->engine->steps != b->done && b->record[last].chunk && b->record[last].expected_ms > b->pace.budget_ms &&
+        !some_decode(b))
+        return 1;
     return changes && most > FEED_AHEAD ? FEED_AHEAD : most;
 }
 
@@ -1205,6 +1247,15 @@ static void free_batch(nmk_batch *b) {
     free(b->chunk_token), free(b);
 }
 
+/* A step reads two bytes of a weight for two operations with it, so a token's operations are as many as those bytes; a
+ * key that it sees brings four for each element of all query heads. */
+static void open_pace(nmk_batch *b) {
+    const double token = (double)nmk_step_bytes(1, 0);
+    const double key = 4.0 * NMK_HEADS * NMK_HEAD_DIM / token; /* of a layer: a key and a value, two bytes each */
+    b->pace = (nmk_pace){
+        .key_work = NMK_FULL_LAYERS * key, .window_key_work = NMK_SLIDING_LAYERS * key, .window = NMK_WINDOW};
+}
+
 int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_err *e) {
     nmk_batch *b = xcalloc(1, sizeof *b);
     assert(engine->steps_ahead <= RECORDS);
@@ -1213,7 +1264,8 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
     b->chunk =
         b->columns / HALVES < engine->generation->positions ? b->columns / HALVES : engine->generation->positions;
     assert(b->chunk > 0 && PAGE % b->chunk == 0 && "a page begins with a chunk");
-    b->budget_ms = NMK_BATCH_BUDGET_MS;
+    b->budget_ms = NMK_BATCH_BUDGET_MS, b->share = NMK_BATCH_SHARE / 100.0;
+    open_pace(b);
     if (nmk_engine_chunk_tokens(engine))
         b->chunk_token = xcalloc((size_t)nmk_engine_chunk_tokens(engine), sizeof *b->chunk_token);
     pthread_mutex_init(&b->lock, NULL);
@@ -1239,6 +1291,13 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
 void nmk_batch_set_budget(nmk_batch *b, double ms) {
     pthread_mutex_lock(&b->lock);
     b->budget_ms = ms;
+    pthread_mutex_unlock(&b->lock);
+}
+
+void nmk_batch_set_share(nmk_batch *b, double percent) {
+    assert(percent >= 0 && percent < 100);
+    pthread_mutex_lock(&b->lock);
+    b->share = percent / 100;
     pthread_mutex_unlock(&b->lock);
 }
 

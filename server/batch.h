@@ -1,11 +1,12 @@
 /* Continuous batching: one thread that owns an engine and keeps its rows busy.
  *
  * Requests join and leave at step boundaries.  Where the model has launches for prompts, these take chunks, of as many
- * prompts as have room in one; while rows decode, a chunk is as long as its budget of time allows and steps take turns
- * with chunks.  Else steps feed prompts too.  In a step that feeds a prompt, one half of the columns takes its next
- * positions and the other half decodes: as many rows as that has lose nothing by it, apart from one step when a row
- * has to change its column; more rows take turns, and none rests for two steps in a row.  Without rows that decode, two
- * prompts are fed at a time.  A step that feeds nothing decodes all rows.
+ * prompts as have room in one; while rows decode, a chunk is as long as its budget of time allows, and between two of
+ * them there are as many steps as give decoding its share of the time (pace.h).  Else steps feed prompts too.  In a
+ * step that feeds a prompt, one half of the columns takes its next positions and the other half decodes: as many rows
+ * as that has lose nothing by it, apart from one step when a row has to change its column; more rows take turns, and
+ * none rests for two steps in a row.  Without rows that decode, two prompts are fed at a time.  A step that feeds
+ * nothing decodes all rows.
  *
  * The cache: full pages of prompts and of generated tokens stay, and a request whose prompt begins with the same tokens
  * (and has the same salt) goes on behind them, also while the one that computed them runs.  The last token of a prompt
@@ -111,9 +112,13 @@ typedef struct {
     uint64_t requests, prompt_tokens, tokens, steps, failed, cancelled;
     uint64_t cache_queries, cache_hits; /* tokens of prompts: that started; of these, found in the cache */
     uint64_t preemptions;
-    uint64_t last_step_ms; /* monotonic time of the last finished step; 0: none */
-    double kv_used;        /* part of the memory for keys and values that running requests hold, 0 to 1 */
-    bool lost;             /* nothing is taken any more */
+    /* Launches that take chunks of prompts: how many, their tokens, their time by the machine's clock. */
+    uint64_t chunks, chunk_tokens;
+    double chunk_ms;
+    double chunk_beside_ms, step_beside_ms; /* time of chunks beside rows that decode, and of steps beside prompts */
+    uint64_t last_step_ms;                  /* monotonic time of the last finished step; 0: none */
+    double kv_used; /* part of the memory for keys and values that running requests hold, 0 to 1 */
+    bool lost;      /* nothing is taken any more */
 } nmk_batch_stats;
 
 /* A step that has ended: when it was queued, or the one before had ended, and when its tokens were read. */
@@ -134,6 +139,11 @@ int nmk_batch_open(nmk_batch **batch, nmk_engine *engine, int most_waiting, nmk_
  * shortest chunk takes. */
 enum { NMK_BATCH_BUDGET_MS = 25 };
 void nmk_batch_set_budget(nmk_batch *batch, double ms);
+
+/* How much of the machine's time rows that decode keep while prompts are fed; at 0 it is a step after each chunk.
+ * 0 <= percent < 100. */
+enum { NMK_BATCH_SHARE = 70 };
+void nmk_batch_set_share(nmk_batch *batch, double percent);
 
 /* Called once when the engine is lost, before requests end for it, on the batch's thread; here if it is lost already.
  * Before the first submit. */

@@ -39,7 +39,7 @@ static const char listen_variable[] = "NMK_LISTEN_FD", restarts_variable[] = "NM
 typedef struct {
     nmk_options options;
     const char *host, *chat_template, *trace;
-    int64_t budget_ms, port, max_len, max_rows, trace_mib, kept_mb;
+    int64_t budget_ms, share, port, max_len, max_rows, trace_mib, kept_mb;
     const char *key[MOST_KEYS], *name[MOST_NAMES];
     int keys, names;
     nmk_log_level log_level;
@@ -62,6 +62,8 @@ static const nmk_flag table[] = {
     {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in, for trying changes (none)"},
     {"--variant", "DIR", "schedule that nmkgen variant wrote, instead of the one built in (none)"},
     {"--prefill-budget-ms", "N", "how long sequences that decode wait for a piece of another's prompt, about (25)"},
+    {"--decode-share", "PERCENT",
+     "of the time that sequences that decode keep while others' prompts are computed (70)"},
     {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
     {"--generation-config", "auto|vllm", "defaults of requests: generation_config.json, or neutral ones (auto)"},
     {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
@@ -282,6 +284,8 @@ static int set_flag(void *user, const char *name, const char *value) {
         return nmk_flag_int(value, 1, 1000000, NULL, &s->budget_ms)
                    ? 0
                    : nmk_flag_bad(&flags, name, value, "milliseconds from 1");
+    if (!strcmp(name, "--decode-share"))
+        return nmk_flag_int(value, 0, 99, NULL, &s->share) ? 0 : nmk_flag_bad(&flags, name, value, "0 to 99");
     if (!strcmp(name, "--gpu-memory-utilization"))
         return read_share(value, &s->options.memory_share)
                    ? 0
@@ -554,14 +558,19 @@ static void print_banner(const settings *s, const nmk_stats *t, const texts *x, 
         fprintf(f, "  text      no tokenizer: prompts and answers of /v1/completions are token ids\n");
     fprintf(f, "  weights   %.1f MiB in %.1f s, %s\n", (double)t->weight_bytes / 0x1p20, t->weights_seconds,
             s->options.random_weights ? "random" : s->options.checkpoint);
-    fprintf(f, "  memory    weights %.1f + keys and values %.1f + activations and tables %.1f MiB; %.1f GiB free\n",
-            (double)t->weight_bytes / 0x1p20, (double)t->kv_bytes / 0x1p20, (double)t->other_bytes / 0x1p20,
+    fprintf(f, "  memory    weights %.1f + keys and values %.1f + ", (double)t->weight_bytes / 0x1p20,
+            (double)t->kv_bytes / 0x1p20);
+    if (t->prefill_bytes) fprintf(f, "chunks of prompts %.1f + ", (double)t->prefill_bytes / 0x1p20);
+    fprintf(f, "activations and tables %.1f MiB; %.1f GiB free\n", (double)(t->other_bytes - t->prefill_bytes) / 0x1p20,
             (double)t->free_bytes / 0x1p30);
     fprintf(f, "  room      %d sequences of up to %d tokens; %d + %d pages of %d tokens (full + sliding layers)\n",
             n.rows, t->max_len, t->kv_pages[0], t->kv_pages[1], t->kv_page_tokens);
     if (t->prefill_tokens)
-        fprintf(f, "  prompts   up to %d tokens in a launch of their own, about %lld ms beside sequences that decode\n",
-                t->prefill_tokens, (long long)s->budget_ms);
+        fprintf(
+            f,
+            "  prompts   up to %d tokens in a launch of their own; about %lld ms beside sequences that decode, which "
+            "keep %lld %% of the time\n",
+            t->prefill_tokens, (long long)s->budget_ms, (long long)s->share);
     fprintf(f, "  step      reads %.2f MB with 1 sequence, %.2f MB with %d, of %d tokens each", n.one_bytes / 1e6,
             n.full_bytes / 1e6, n.rows, n.context);
     if (n.one_tokens_s > 0)
@@ -607,6 +616,7 @@ static void log_banner(const settings *s, const nmk_stats *t, const texts *x) {
     nmk_log_int(&l, "weight_bytes", (int64_t)t->weight_bytes);
     nmk_log_int(&l, "kv_bytes", (int64_t)t->kv_bytes);
     nmk_log_int(&l, "other_bytes", (int64_t)t->other_bytes);
+    nmk_log_int(&l, "prefill_bytes", (int64_t)t->prefill_bytes);
     nmk_log_int(&l, "kv_pages_full", t->kv_pages[0]);
     nmk_log_int(&l, "kv_pages_sliding", t->kv_pages[1]);
     nmk_log_int(&l, "max_model_len", t->max_len);
@@ -688,6 +698,7 @@ static int serve(settings *s, nmk_err *e) {
     nmk_engine_stats(engine, &stats);
     if (nmk_batch_open(&batch, engine, 0, e)) goto out;
     nmk_batch_set_budget(batch, (double)s->budget_ms);
+    nmk_batch_set_share(batch, (double)s->share);
     engine = NULL;
     if (trace) nmk_batch_set_on_step(batch, on_step, trace);
 
@@ -743,6 +754,7 @@ int main(int argc, char **argv) {
     /* who comes or goes waits for the steps that are queued; a GPU is busy with one of them while tokens are read */
     settings s = {.port = 8000,
                   .budget_ms = NMK_BATCH_BUDGET_MS,
+                  .share = NMK_BATCH_SHARE,
                   .trace_mib = 64,
                   .kept_mb = 64,
                   .log_level = NMK_LOG_INFO,

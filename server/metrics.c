@@ -122,6 +122,15 @@ void nmk_metrics_write(const nmk_metrics *m, const nmk_batch_stats *batch, int w
               NMK_METRIC_TOKENS, model, out);
     histogram("vllm:request_params_n", "Answers asked for.", &m->n, NMK_METRIC_N, model, out);
     single("nmk:steps_total", "counter", "Steps of the megakernel.", model, (double)batch->steps, out);
+    single("nmk:prefill_chunks_total", "counter", "Launches that took chunks of prompts.", model, (double)batch->chunks,
+           out);
+    single("nmk:prefill_chunk_tokens_total", "counter", "Tokens of prompts that they took.", model,
+           (double)batch->chunk_tokens, out);
+    single("nmk:prefill_chunk_seconds_total", "counter", "Time that they took, by the machine's clock.", model,
+           1e-3 * batch->chunk_ms, out);
+    begin("nmk:shared_seconds_total", "counter", "Time while some decode and others' prompts are fed, by launch.", out);
+    sample("nmk:shared_seconds_total", model, ",launch=\"chunk\"", 1e-3 * batch->chunk_beside_ms, out);
+    sample("nmk:shared_seconds_total", model, ",launch=\"step\"", 1e-3 * batch->step_beside_ms, out);
     single("nmk:requests_failed_total", "counter", "Sequences that the engine failed.", model, (double)batch->failed,
            out);
     single("nmk:engine_lost", "gauge", "1 when the engine cannot go on.", model, batch->lost, out);

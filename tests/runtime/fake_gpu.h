@@ -87,12 +87,17 @@ static struct { int step, column; /* and where each was: steps count from 1 */ }
 static int seen_count, in_flight_seen;
 static struct {
     int step, tokens, spans;
+    double ms;
     nmk_span span[NMK_ROWS];
 } seen_chunk[MOST_CHUNKS];
 static int seen_chunks;
-/* How long a launch takes: of a chunk of so many tokens, or of a step (0). */
-static double fake_step_ms(int tokens) { return tokens ? 10 + 0.02 * tokens : 1.5; }
-static double (*fake_ms)(int tokens) = fake_step_ms;
+/* How long a launch takes: a chunk of these spans, or a step (none). */
+static double fake_launch_ms(const nmk_span *span, int spans) {
+    double ms = spans ? 10 : 1.5;
+    for (int i = 0; i < spans; i++) ms += 0.02 * span[i].count;
+    return ms;
+}
+static double (*fake_ms)(const nmk_span *span, int spans) = fake_launch_ms;
 static double fake_now_ms;
 static bool in_chunk; /* fake_model is asked for a chunk's position: nothing counts but what it leaves in the pages */
 
@@ -111,8 +116,10 @@ static void run_chunk(const nmk_params *p) {
         return;
     }
     counters[0] = (uint32_t)p->epoch;
-    fake_now_ms += fake_ms(tokens);
+    const double ms = fake_ms(span, spans);
+    fake_now_ms += ms;
     if (seen_chunks < MOST_CHUNKS) {
+        seen_chunk[seen_chunks].ms = ms;
         seen_chunk[seen_chunks].step = steps_run;
         seen_chunk[seen_chunks].tokens = tokens, seen_chunk[seen_chunks].spans = spans;
         memcpy(seen_chunk[seen_chunks++].span, span, sizeof *span * (size_t)spans);
@@ -167,7 +174,7 @@ static void run_step(const nmk_params *p) {
         return;
     }
     counters[0] = (uint32_t)p->epoch;
-    fake_now_ms += fake_ms(0);
+    fake_now_ms += fake_ms(NULL, 0);
     for (int c = 0; c < NMK_COLUMNS; c++) {
         nmk_column *column = &control->column[c];
         out[c] = -1;

@@ -65,6 +65,10 @@ static void test_facts(void) {
     const uint64_t arenas = NMK_ARENA_BYTES + (nmk_prefill ? nmk_prefill->built_in->arena_bytes : 0);
     check(s.other_bytes > arenas && s.other_bytes < arenas + (8u << 20), "the other buffers", "%llu, arenas %llu",
           (unsigned long long)s.other_bytes, (unsigned long long)arenas);
+    if (nmk_prefill)
+        check(s.prefill_bytes > nmk_prefill->built_in->arena_bytes &&
+                  s.prefill_bytes < nmk_prefill->built_in->arena_bytes + (8u << 20),
+              "what chunks of prompts need", "%llu", (unsigned long long)s.prefill_bytes);
     check(s.memory_bytes == fake.total_bytes && s.free_bytes == fake.free_bytes, "memory", "%llu",
           (unsigned long long)s.memory_bytes);
     fake.memory_khz = 0;

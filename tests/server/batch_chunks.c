@@ -2,10 +2,14 @@
  * rows that decode, hangs.  tests/server/batch_cache.c does the pages, tests/runtime/prefill_cpu.c the numbers. */
 #include "batch.h"
 
+#include <math.h>
+
 #include "runtime/fake_gpu.h"
 #include "server/batch_helper.h"
 
-enum { MANY = 10, MAX_LEN = 2048, PAGE = NMK_PAGE_TOKENS, BUDGET_MS = 20 };
+enum { MANY = 10, MAX_LEN = 2048, BUDGET_MS = 20 };
+
+static const double STEP_MS = 1.5;
 
 static client many[MANY];
 
@@ -22,6 +26,12 @@ static bool is_whole(client *k) {
     bool good = wait_end(k) && k->ends == 1 && k->end == NMK_BATCH_LENGTH && k->count == k->rq.max_tokens;
     for (int i = 0; i < k->count; i++) good &= k->token[i] == last + 1 + i;
     return good;
+}
+
+static nmk_batch_stats quick_stats(nmk_batch *b) {
+    nmk_batch_stats s;
+    nmk_batch_read_stats(b, &s);
+    return s;
 }
 
 static void reset(nmk_batch *b) {
@@ -100,16 +110,25 @@ static void test_alike(nmk_batch *b) {
           "two that begin alike are computed once", "%d and %d cached, %d fed", many[1].cached, many[2].cached, fed());
 }
 
-/* Rows decode while long prompts are fed: a step after every chunk, and chunks within the budget once it is known how
- * long they take. */
-static void test_budget(nmk_batch *b) {
+/* A machine on which tokens further on cost more. */
+static double slow_ms(const nmk_span *span, int spans) {
+    double ms = spans ? 10 : STEP_MS;
+    for (int i = 0; i < spans; i++) ms += 0.02 * span[i].count * (1 + (span[i].pos + span[i].count / 2) * 0.0005);
+    return ms;
+}
+
+/* Rows decode while long prompts are fed: chunks within the budget once it is known how long they take, and between
+ * them as many steps as decoding is to have. */
+static void test_budget(nmk_batch *b, int share) {
     nmk_err e = {0};
-    int rc = 0, over = 0, learned = 0, before = 0, together = 0;
+    int rc = 0, filled = 0, before = 0, together = 0;
+    double chunk_ms = 0, step_ms = 0, longest_ms = 0;
     bool good = true;
     reset(b);
-    nmk_batch_set_budget(b, BUDGET_MS);
+    nmk_batch_set_budget(b, BUDGET_MS), nmk_batch_set_share(b, share);
+    fake_ms = slow_ms;
     for (int i = 0; i < 4; i++) {
-        fill(&many[i], i, 1, 400);
+        fill(&many[i], i, 1, MOST_TOKENS - 1);
         if (i == 0) many[i].hold_at = 20;
         rc |= submit(b, &many[i], &e);
     }
@@ -118,20 +137,86 @@ static void test_budget(nmk_batch *b) {
         fill(&many[i], i, 1000, 30);
         rc |= submit(b, &many[i], &e);
     }
+    const nmk_batch_stats old = quick_stats(b);
     go_on(&many[0], 0);
     for (int i = 0; i < 8; i++) good &= is_whole(&many[i]);
-    quiet(b);
+    const nmk_batch_stats new = quiet(b);
     for (int i = 0; i < seen_chunks; i++) {
         together += i && seen_chunk[i].step == before + 1;
+        if (i) step_ms += STEP_MS * (seen_chunk[i].step - before - 1), chunk_ms += seen_chunk[i - 1].ms;
         before = seen_chunk[i].step;
-        over += fake_ms(seen_chunk[i].tokens) > BUDGET_MS + 1;
-        learned += seen_chunk[i].tokens == (int)((BUDGET_MS - 10) / 0.02) / PAGE * PAGE;
+        if (i > 2 && seen_chunk[i].ms > longest_ms) longest_ms = seen_chunk[i].ms;
+        filled += seen_chunk[i].ms > BUDGET_MS * 0.85;
     }
+    const double part = step_ms / (step_ms + chunk_ms) * 100;
     check(rc == 0 && good && fed() == 4 * 999 && bad_chunks() == 0, "prompts are fed beside rows that decode", "%d: %s",
           fed(), e.text);
     check(together == 0, "which never wait for two chunks", "%d", together);
-    check(over == 0 && learned >= 4, "nor longer than the budget", "%d of %d longer, %d as long as it allows", over,
-          seen_chunks, learned);
+    check(longest_ms < BUDGET_MS * 1.1 && filled >= seen_chunks - 5, "nor longer than the budget",
+          "%.1f ms, %d of %d as long as it allows", longest_ms, filled, seen_chunks);
+    check(share ? part >= share && part < share + 6 : part < 15, "and keep their share", "%.1f %% of %d", part, share);
+    const double told = 100 * (new.step_beside_ms - old.step_beside_ms) /
+                        (new.step_beside_ms - old.step_beside_ms + new.chunk_beside_ms - old.chunk_beside_ms);
+    check((int)(new.chunks - old.chunks) == seen_chunks && (int)(new.chunk_tokens - old.chunk_tokens) == fed() &&
+              fabs(told - part) < 5,
+          "as the figures say", "%d of %d chunks, %.1f of %.1f %%", (int)(new.chunks - old.chunks), seen_chunks, told,
+          part);
+    fake_ms = fake_launch_ms;
+    nmk_batch_set_budget(b, NMK_BATCH_BUDGET_MS), nmk_batch_set_share(b, NMK_BATCH_SHARE);
+}
+
+/* The chunk that ends the prompt of a row, counted from 0. */
+static int chunk_of(const client *k, int slot) {
+    int fed_to = 0, i = 0;
+    for (; i < seen_chunks && fed_to < k->rq.prompt_tokens - 1; i++)
+        for (int s = 0; s < seen_chunk[i].spans; s++)
+            if (seen_chunk[i].span[s].slot == slot) fed_to = seen_chunk[i].span[s].pos + seen_chunk[i].span[s].count;
+    return i - 1;
+}
+
+/* A short prompt that came after long ones is fed beside the first of them; that one takes a little longer only, and
+ * the long ones keep their order. */
+static void test_short(nmk_batch *b) {
+    nmk_err e = {0};
+    int rc = 0;
+    bool good = true;
+    reset(b);
+    nmk_batch_set_budget(b, BUDGET_MS);
+    fill(&many[0], 0, 1, 1000);
+    many[0].hold_at = 20;
+    rc |= submit(b, &many[0], &e);
+    wait_tokens(&many[0], 20);
+    static const int tokens[] = {1000, 1000, 100, 1000};
+    for (int i = 0; i < 4; i++) {
+        fill(&many[1 + i], 1 + i, tokens[i], 5);
+        rc |= submit(b, &many[1 + i], &e);
+    }
+    go_on(&many[0], 0);
+    for (int i = 0; i < 5; i++) good &= is_whole(&many[i]);
+    const int ended[4] = {chunk_of(&many[1], 1), chunk_of(&many[2], 2), chunk_of(&many[3], 3), chunk_of(&many[4], 4)};
+    check(rc == 0 && good && bad_chunks() == 0 && ended[2] <= 2 && ended[2] < ended[0],
+          "a short prompt does not wait for a long one", "in chunk %d, the first in %d", ended[2], ended[0]);
+    check(ended[0] < ended[1] && ended[1] <= ended[3] && seen_chunk[0].spans == 2 && seen_chunk[0].span[1].slot == 1 &&
+              seen_chunk[0].span[1].count >= 3 * seen_chunk[0].span[0].count,
+          "which is fed first all the same", "chunks %d, %d, %d; %d beside %d tokens", ended[0], ended[1], ended[3],
+          seen_chunk[0].span[1].count, seen_chunk[0].span[0].count);
+    nmk_batch_set_budget(b, NMK_BATCH_BUDGET_MS);
+}
+
+/* Nobody decodes: prompts take whole chunks, one after the other. */
+static void test_idle(nmk_batch *b) {
+    nmk_err e = {0};
+    const int most = nmk_prefill->prefill_tokens;
+    reset(b);
+    nmk_batch_set_budget(b, 1);
+    fill(&many[0], 0, 1, 1);
+    for (int i = 1; i < 4; i++) fill(&many[i], i, 1000, 4);
+    int rc = submit_together(b, 1, 3);
+    bool good = true;
+    for (int i = 0; i < 4; i++) good &= is_whole(&many[i]);
+    check(rc == 0 && good && bad_chunks() == 0 && seen_chunk[0].tokens == most && seen_chunk[1].tokens < most,
+          "alone prompts take whole chunks", "%d and %d tokens of %d: %s", seen_chunk[0].tokens, seen_chunk[1].tokens,
+          most, e.text);
     nmk_batch_set_budget(b, NMK_BATCH_BUDGET_MS);
 }
 
@@ -191,7 +276,10 @@ int main(void) {
     test_alone(b);
     test_packed(b);
     test_alike(b);
-    test_budget(b);
+    static const int shares[] = {0, 40, 80, NMK_BATCH_SHARE};
+    for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) test_budget(b, shares[i]);
+    test_short(b);
+    test_idle(b);
     test_cancel(b);
     test_hang(b);
     nmk_batch_close(b);

@@ -77,6 +77,11 @@ int main(void) {
                          .cache_queries = 90,
                          .cache_hits = 64,
                          .preemptions = 5,
+                         .chunks = 11,
+                         .chunk_tokens = 4000,
+                         .chunk_ms = 1500,
+                         .chunk_beside_ms = 500,
+                         .step_beside_ms = 2000,
                          .kv_used = 0.25};
     nmk_buf text = {0};
     m.ended[NMK_END_LENGTH] = 7;
@@ -93,14 +98,19 @@ int main(void) {
         const char *name;
         double value;
     } wanted[] = {
-        {"vllm:num_requests_running", 3},        {"vllm:num_requests_waiting", 6}, /* here and there */
-        {"vllm:prompt_tokens_total", 100},       {"vllm:generation_tokens_total", 50},
-        {"vllm:kv_cache_usage_perc", 0.25},      {"vllm:gpu_cache_usage_perc", 0.25},
-        {"vllm:prefix_cache_queries_total", 90}, {"vllm:prefix_cache_hits_total", 64},
-        {"vllm:num_preemptions_total", 5},       {"nmk:engine_lost", 0},
+        {"vllm:num_requests_running", 3},         {"vllm:num_requests_waiting", 6}, /* here and there */
+        {"vllm:prompt_tokens_total", 100},        {"vllm:generation_tokens_total", 50},
+        {"vllm:kv_cache_usage_perc", 0.25},       {"vllm:gpu_cache_usage_perc", 0.25},
+        {"vllm:prefix_cache_queries_total", 90},  {"vllm:prefix_cache_hits_total", 64},
+        {"vllm:num_preemptions_total", 5},        {"nmk:engine_lost", 0},
+        {"nmk:prefill_chunks_total", 11},         {"nmk:prefill_chunk_tokens_total", 4000},
+        {"nmk:prefill_chunk_seconds_total", 1.5},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         check(value_of(wanted[i].name, "") == wanted[i].value, wanted[i].name, "%g", value_of(wanted[i].name, ""));
+    check(value_of("nmk:shared_seconds_total", "launch=\"chunk\"") == 0.5 &&
+              value_of("nmk:shared_seconds_total", "launch=\"step\"") == 2,
+          "time that prompts and answers share", "other numbers");
     check(value_of("vllm:request_success_total", "finished_reason=\"length\"") == 7, "ends by reason",
           "another number");
     static const char *const histograms[] = {
