@@ -329,8 +329,9 @@ build/$(1)/bench-%: build/$(1)/tests/bench/%.o build/$(1)/libnmk.a
 	@echo "  link  $$@"
 	@$(CC) $(LDFLAGS) -o $$@ $$^ $(RUN_LIBS)
 
-# Its client is nmk-bench's.
-build/$(1)/bench-serve: build/bench/bench/sse.o
+# Their client is nmk-bench's.
+build/$(1)/bench-serve build/$(1)/bench-prompts: build/bench/bench/sse.o
+build/$(1)/bench-prompts: build/bench/bench/load.o
 build/$(1)/tests/bench/%.o: $(1)_COMPILE += -Ibench
 
 # The one that has parts of the server in it.
