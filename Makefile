@@ -504,8 +504,9 @@ C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.
     tests/readme/*.c))
 
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
-# The one test that needs the shape of the large model.
+# Two tests need the shape of the large model.
 build-test: all build/nmk-chat build/nmk-bench $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory \
+    build/tests/north-mini-code/server/long_context \
     build/fuzz/fuzz build/fuzz/nmkgen $(SHAPES:%=build/tests/%/ops/attention) build/tests/toy-64/runtime/engine_cpu build/tests/toy-64/runtime/columns
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -66,7 +66,7 @@ static double tamed(double ms, double expected_ms) {
 
 /* Steps that a chunk of that time is paid back with.  A little more, as the change from one kind of launch to the other
  * is not in their times, and as a prompt has one chunk more than pauses between them. */
-static double price(const nmk_pace *p, double ms) { return 1.05 * ms * p->share / (1 - p->share); }
+static double price(const nmk_pace *p, double ms) { return 1.1 * ms * p->share / (1 - p->share); }
 
 /* A launch that counted as `queued_ms` turned out to count as `ms`.  What is more than was owed is not saved up. */
 static void settle(nmk_pace *p, double queued_ms, double ms) {
@@ -86,8 +86,11 @@ void nmk_pace_end_chunk(nmk_pace *p, double work, double ms, double expected_ms,
     if (beside) settle(p, price(p, expected_ms), price(p, ms));
     if (!known) return;
     ms = tamed(ms, nmk_pace_chunk_ms(p, work));
-    p->weight = keep * p->weight + 1, p->work = keep * p->work + work, p->ms = keep * p->ms + ms;
-    p->work_squared = keep * p->work_squared + work * work, p->work_ms = keep * p->work_ms + work * ms;
+    if (ms < 1e-3) ms = 1e-3;
+    const double weight = 1 / (ms * ms);
+    p->weight = keep * p->weight + weight, p->work = keep * p->work + weight * work;
+    p->ms = keep * p->ms + weight * ms, p->work_ms = keep * p->work_ms + weight * work * ms;
+    p->work_squared = keep * p->work_squared + weight * work * work;
     if (work > p->most_work) p->most_work = work;
 }
 

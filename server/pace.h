@@ -26,7 +26,8 @@ typedef struct {
     double key_work, window_key_work;
     int window;
     double budget_ms, share; /* 0 <= share < 1 */
-    /* of chunks: sums over the last ones, each weighing less than the next */
+    /* of chunks: sums over the last ones, each weighing less than the next, and by its own time: an error counts by how
+     * great it is beside that */
     double weight, work, ms, work_squared, work_ms, most_work;
     double step_ms;   /* 0: none was timed */
     double owed_ms;   /* of steps, before the next chunk, for what has ended; */
