@@ -148,7 +148,7 @@ clean:
 
 GEN_OBJECTS := $(patsubst gen/%.c,build/gen/%.o,$(wildcard gen/*.c))
 # Everything that decides what is emitted.
-GEN_INPUTS := build/nmkgen $(shell find gen templates specs -name '*.lua' -o -name '*.yaml' -o -name '*.cu' -o -name '*.cuh' \
+GEN_INPUTS := build/nmkgen $(shell find gen/ templates/ specs/ -name '*.lua' -o -name '*.yaml' -o -name '*.cu' -o -name '*.cuh' \
     -o -path 'templates/*.[ch]')
 
 all: build/nmkgen build/nmk-bench

@@ -27,6 +27,10 @@
 
 enum { EXIT_INTERNAL = 3, MAX_DEPTH = 64, MAX_FILE_BYTES = 16 << 20 };
 
+/* Of a YAML file, and how deep it may be that libyaml looks at it at all: its time grows with the square of the anchors
+ * and with tokens times depth. */
+enum { MAX_YAML_BYTES = 256 << 10, MAX_YAML_DEPTH = 500 };
+
 /* ---- memory ---- */
 
 /* Lua's memory.  A run makes a million small objects and touches a hundred megabytes once: with malloc, its bookkeeping
@@ -287,24 +291,26 @@ static void add_error(lua_State *L, int list, const char *file, size_t line, siz
 
 static int convert(reader *r, int id, int depth);
 
-/* Reports a key that an earlier pair of the map at the top of the stack has too. */
-static void check_key(reader *r, const yaml_node_t *map, const yaml_node_pair_t *pair) {
+/* Reports a key that an earlier pair of the map has too.  seen: stack index of their lines, by key. */
+static void check_key(reader *r, const yaml_node_pair_t *pair, int seen) {
     const yaml_node_t *key = yaml_document_get_node(r->doc, pair->key);
     if (key->type != YAML_SCALAR_NODE) {
         lua_pushliteral(r->L, "a key must be a plain word");
         add_error(r->L, r->errors, r->file, key->start_mark.line, key->start_mark.column);
         return;
     }
-    for (const yaml_node_pair_t *p = map->data.mapping.pairs.start; p < pair; p++) {
-        const yaml_node_t *old = yaml_document_get_node(r->doc, p->key);
-        if (old->type != YAML_SCALAR_NODE || old->data.scalar.length != key->data.scalar.length ||
-            memcmp(old->data.scalar.value, key->data.scalar.value, key->data.scalar.length))
-            continue;
-        lua_pushfstring(r->L, "%s: duplicate key, first given in line %I", (const char *)key->data.scalar.value,
-                        (LUAI_UACINT)old->start_mark.line + 1);
-        add_error(r->L, r->errors, r->file, key->start_mark.line, key->start_mark.column);
+    lua_pushlstring(r->L, (const char *)key->data.scalar.value, key->data.scalar.length);
+    lua_pushvalue(r->L, -1);
+    if (lua_rawget(r->L, seen) == LUA_TNIL) {
+        lua_pop(r->L, 1);
+        lua_pushinteger(r->L, (lua_Integer)key->start_mark.line + 1);
+        lua_rawset(r->L, seen);
         return;
     }
+    lua_pushfstring(r->L, "%s: duplicate key, first given in line %I", (const char *)key->data.scalar.value,
+                    (LUAI_UACINT)lua_tointeger(r->L, -1));
+    add_error(r->L, r->errors, r->file, key->start_mark.line, key->start_mark.column);
+    lua_pop(r->L, 2);
 }
 
 /* Pushes one node; node ids are shared by aliases, and so are their tables: an alias bomb costs nothing. */
@@ -355,16 +361,18 @@ static int convert(reader *r, int id, int depth) {
             if (convert(r, *item, depth + 1)) lua_seti(L, -2, luaL_len(L, -2) + 1);
         lua_setfield(L, -2, "items");
     } else {
+        lua_newtable(L); /* the lines of keys, under the items */
         lua_newtable(L);
         const yaml_node_pair_t *top = node->data.mapping.pairs.top;
         for (const yaml_node_pair_t *pair = node->data.mapping.pairs.start; pair < top; pair++) {
-            check_key(r, node, pair);
+            check_key(r, pair, lua_gettop(L) - 1);
             lua_createtable(L, 0, 2);
             if (convert(r, pair->key, depth + 1)) lua_setfield(L, -2, "key");
             if (convert(r, pair->value, depth + 1)) lua_setfield(L, -2, "value");
             lua_seti(L, -2, luaL_len(L, -2) + 1);
         }
-        lua_setfield(L, -2, "items");
+        lua_setfield(L, -3, "items");
+        lua_pop(L, 1);
     }
     lua_pushvalue(L, -1);
     lua_seti(L, r->nodes, id);
@@ -398,6 +406,34 @@ static void add_parser_error(reader *r, const yaml_parser_t *parser, const char 
     add_error(r->L, r->errors, r->file, line, col);
 }
 
+/* Whether libyaml will read it in good time; adds a mistake if not. */
+static int is_small(reader *r, const char *text, size_t size) {
+    yaml_parser_t parser;
+    yaml_event_t event;
+    int depth = 0, ended = 0;
+    if (size > MAX_YAML_BYTES) {
+        lua_pushfstring(r->L, "more than %d bytes: no spec is that long", MAX_YAML_BYTES);
+        add_error(r->L, r->errors, r->file, 0, 0);
+        return 0;
+    }
+    if (!yaml_parser_initialize(&parser)) return luaL_error(r->L, "libyaml: out of memory");
+    yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, size);
+    while (!ended && depth <= MAX_YAML_DEPTH && yaml_parser_parse(&parser, &event)) {
+        yaml_event_type_t type = event.type;
+        depth += (type == YAML_SEQUENCE_START_EVENT || type == YAML_MAPPING_START_EVENT) -
+                 (type == YAML_SEQUENCE_END_EVENT || type == YAML_MAPPING_END_EVENT);
+        ended = type == YAML_STREAM_END_EVENT;
+        if (depth > MAX_YAML_DEPTH) {
+            lua_pushfstring(r->L, "nested deeper than %d levels", MAX_DEPTH);
+            add_error(r->L, r->errors, r->file, event.start_mark.line, event.start_mark.column);
+        }
+        yaml_event_delete(&event);
+    }
+    yaml_parser_delete(&parser);
+    return depth <= MAX_YAML_DEPTH; /* what else is wrong is said later */
+}
+
 /* yaml.parse(text, file) -> tree or nil, list of mistakes {file, line, col, message} (empty when all is well) */
 static int parse(lua_State *L) {
     size_t size;
@@ -409,6 +445,11 @@ static int parse(lua_State *L) {
     yaml_parser_t parser;
     yaml_document_t doc, next;
     reader r = {.L = L, .doc = &doc, .file = file, .nodes = 4, .errors = 3};
+    if (!is_small(&r, text, size)) {
+        lua_pushnil(L);
+        lua_pushvalue(L, 3);
+        return 2;
+    }
     if (!yaml_parser_initialize(&parser)) return luaL_error(L, "libyaml: out of memory");
     yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&parser, (const unsigned char *)text, size);

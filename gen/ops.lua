@@ -532,6 +532,9 @@ function File:read_base(raw, device, reference)
 end
 
 --- The table's text compiled in an empty environment; newlines in front keep the file's own line numbers.
+-- More than any table needs: one that never ends is a mistake like others.
+local MOST_INSTRUCTIONS = 10000000
+
 function File:read_table()
   local open_from, open_to = self.text:find("/*@op", 1, true)
   if not open_from then
@@ -549,7 +552,9 @@ function File:read_table()
   local chunk, why = load(source, "@" .. self.name, "t", {})
   local ok, value
   if chunk then
+    debug.sethook(function() error("the table takes too long", 2) end, "", MOST_INSTRUCTIONS)
     ok, value = pcall(chunk)
+    debug.sethook()
     why = value
   end
   if not ok then

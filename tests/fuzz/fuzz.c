@@ -324,7 +324,9 @@ static void number_in(void) {
     const char *n = numbers[below(sizeof numbers / sizeof *numbers)];
     char near[24];
     if (!below(3) && past - from < 9) {
-        snprintf(near, sizeof near, "%ld", strtol(work + from, NULL, 10) + (below(2) ? 1 : -1));
+        long value = 0;
+        for (size_t i = from; i < past; i++) value = value * 10 + (work[i] - '0');
+        snprintf(near, sizeof near, "%ld", value + (below(2) ? 1 : -1));
         n = near;
     }
     replace(from, past - from, n, strlen(n));

@@ -73,9 +73,10 @@ static void judge(const char *const *arguments, const char *root, const char *ou
     int status = run(arguments, root, &said);
     if (status != 0 && status != 1) fuzz_wrong("exit status %d: %s", status, said.data);
     if (status == 1) {
+        /* An op's table is Lua: what its expressions may not do Lua says, behind the op's file and line. */
         static const char *const ours[] = {"traceback", "attempt to", "bad argument", ".lua:", "[string"};
         for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
-            if (strstr(said.data, ours[i]) && !strstr(said.data, "specs/families/"))
+            if (strstr(said.data, ours[i]) && strncmp(said.data, "templates/ops/", 14))
                 fuzz_wrong("a message of Lua's: %s", said.data);
         if (!said.length || !strchr(said.data, ':')) fuzz_wrong("no message: %s", said.data);
     }

@@ -1,5 +1,5 @@
 /* server/{parse,cite,stop}.c: whatever a model says, in every format, comes out the same however it is cut into tokens, as
- * whole events whose texts are UTF-8 and whose complete arguments are objects. */
+ * whole events whose texts are UTF-8. */
 #include "fuzz.h"
 
 #include <stdlib.h>

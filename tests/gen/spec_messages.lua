@@ -32,6 +32,8 @@ message("UTF-8 cut short", "model: \xc3\xa4\xc3", "x.yaml:1:9: not UTF-8 text: i
 message("control character", "model: a\1\n", "x.yaml:1:9: not UTF-8 text: control characters are not allowed\n")
 message("nesting", ("["):rep(200) .. ("]"):rep(200), "x.yaml:1:1: expected a map, got a list\n"
   .. "x.yaml:1:66: nested deeper than 64 levels\n")
+message("nesting that libyaml would take hours for", ("["):rep(200000), "x.yaml:1:501: nested deeper than 64 levels\n")
+message("a large file", ("#"):rep(300000), "x.yaml:1:1: more than 262144 bytes: no spec is that long\n")
 message("unclosed quote", 'model: "tiny\n',
   "x.yaml:2:1: found unexpected end of stream, while scanning a quoted scalar in line 1\n")
 
@@ -41,6 +43,12 @@ local function missing(name, path, reason)
 end
 missing("missing file", "specs/none.yaml", "No such file or directory")
 missing("folder", "specs/families", "Is a directory")
+
+-- Keys are looked up, not compared with all before them.
+local keys = {}
+for i = 1, 20000 do keys[i] = ("k%d: 1\n"):format(i) end
+t.write(t.folder .. "/keys.yaml", "shape:\n  x:\n    " .. table.concat(keys, "    "))
+t.case("many keys", t.run("ulimit -t 5; build/nmkgen check " .. t.folder .. "/keys.yaml") == 1)
 
 -- An alias bomb is read in no time: aliases share one tree.
 local bomb = { "a: &a [x, x, x, x, x, x, x, x, x]\n" }

@@ -278,14 +278,25 @@ static CUresult mem_free(CUdeviceptr p) {
     if (i >= 0) return munmap(large[i].p, large[i].bytes), large[i].p = NULL, 0;
     return free((void *)(uintptr_t)p), 0;
 }
-static CUresult host_alloc(void **p, size_t bytes, unsigned flags) {
-    (void)flags;
-    return *p = xmalloc(bytes), 0;
+/* What the driver owns.  A lost GPU gets nothing back: it is the driver's to the end, and no leak. */
+static void *owned[1024];
+static void *own(void *p) {
+    size_t i = 0;
+    while (i < sizeof owned / sizeof *owned && owned[i]) i++;
+    if (i < sizeof owned / sizeof *owned) owned[i] = p;
+    return p;
 }
-static CUresult host_free(void *p) {
+static CUresult disown(void *p) {
     run_all();
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        if (owned[i] == p) owned[i] = NULL;
     return free(p), 0;
 }
+static CUresult host_alloc(void **p, size_t bytes, unsigned flags) {
+    (void)flags;
+    return *p = own(xmalloc(bytes)), 0;
+}
+static CUresult host_free(void *p) { return disown(p); }
 static CUresult host_pointer(CUdeviceptr *d, void *host, unsigned flags) {
     (void)flags;
     return *d = (CUdeviceptr)(uintptr_t)host, 0;
@@ -315,12 +326,9 @@ static CUresult stream_any(CUstream s) {
 }
 static CUresult event_create(CUevent *event, unsigned flags) {
     (void)flags;
-    return *event = xcalloc(1, sizeof(struct fake_event)), 0;
+    return *event = own(xcalloc(1, sizeof(struct fake_event))), 0;
 }
-static CUresult event_destroy(CUevent event) {
-    run_all();
-    return free(event), 0;
-}
+static CUresult event_destroy(CUevent event) { return disown(event); }
 static CUresult event_record(CUevent event, CUstream s) {
     (void)s;
     work *w = add_work(EVENT);
