@@ -464,7 +464,7 @@ bench:
 # What reads input of others, under ASan and UBSan, with a call at the start of every block for the corpus; of the toy.
 # What it calls beside that comes from the toy's library as it is.
 FUZZ_FLAGS := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
-FUZZED := $(filter-out server/main.c server/api.c $(SERVER_MODEL),$(wildcard server/*.c)) \
+FUZZED := $(filter-out server/main.c $(SERVER_MODEL),$(wildcard server/*.c)) \
     $(patsubst %,runtime/%.c,config json split tokenizer tokenizer_load utf8 util variant vocab weights)
 FUZZERS := $(wildcard tests/fuzz/*.c)
 

@@ -632,7 +632,7 @@ static void show_log(const char *log, char *summary, size_t room) {
             show = true;
             if (!*summary) snprintf(summary, room, ": %.*s", (int)strcspn(line, "\n"), line);
         }
-        if (show && shown++ < 60) fputs(line, stdout);
+        if (show && shown++ < 60) printf("%.300s%s", line, strlen(line) > 300 ? "...\n" : "");
     }
     if (f) fclose(f);
 }

@@ -34,6 +34,7 @@ typedef struct {
     X(regex)         \
     X(request)       \
     X(schema)        \
+    X(serve)         \
     X(spec)          \
     X(template)      \
     X(text)          \
