@@ -10,6 +10,7 @@
 #   make conformance   clients that others make, of npm, against nmk-serve with scripted answers; needs Node.js and npm
 #   make test-balancer   three servers behind HAProxy, which it installs
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
+#   make test-asan   the tests of server and runtime under ASan and UBSan; test-tsan under TSan
 #   make fuzz    fuzzers under ASan and UBSan, each a minute: TARGET="json regex" SECONDS=3600 SEED=2
 #   make schemas documents of random schemas, judged by python3-jsonschema: SCHEMAS=10000 SEED=1
 #   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
@@ -503,10 +504,38 @@ build/fuzz/obj/server/page.o: server/page.html
 C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.c tests/ops/*.c tests/server/*.c \
     tests/readme/*.c))
 
+# The same in a tree of its own below build/, which shares all but build/: make test-asan, make test-tsan.  What nmkgen
+# emits stays as it is: it has tests of its own, and what it computes would take most of the time.
+SANITIZED := $(filter $(patsubst %,build/tests/$(TOY)/%/%,server runtime),$(C_TESTS))
+SANITIZER_asan := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+SANITIZER_tsan := -fsanitize=thread
+# Tests of threads, memory and input that take seconds with ASan: what every `make test` has of it, tests/server/asan.sh.
+ASAN_TESTS := $(patsubst %,build/tests/$(TOY)/%,server/batch_fake_gpu server/batch_chunks server/serve_fake_gpu \
+    server/http_wire server/reply_bodies runtime/engine_fake_gpu runtime/kv_pages runtime/weights_open)
+
+build/asan/Makefile build/tsan/Makefile:
+	@mkdir -p $(@D)
+	@for f in *; do [ $$f = build ] || ln -sfn ../../$$f $(@D)/$$f; done
+
+# $(call sanitized,asan,TARGETS)
+sanitized = $(MAKE) --no-print-directory -C build/$(1) CFLAGS="-std=gnu11 -O1 -g -fno-omit-frame-pointer $(SANITIZER_$(1))" \
+    LDFLAGS="$(SANITIZER_$(1))" WARNINGS=-w REFVM_FLAGS="$(REFVM_FLAGS) -fno-sanitize=all" $(2)
+
+.PHONY: build-sanitized build-asan-tests test-asan test-tsan
+build-sanitized: build/nmk-chat build/nmk-bench $($(TOY)_PROGRAMS) $(SANITIZED)
+build-asan-tests: build/asan/Makefile build/nmkgen
+	@+$(call sanitized,asan,$(ASAN_TESTS))
+	@printf '%s\n' $(ASAN_TESTS) >build/asan/build/quick
+
+test-asan test-tsan: test-%: deps build/%/Makefile
+	@+$(call sanitized,$*,$(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) build-sanitized)
+	@NMK_TEST_SECONDS=1800 build/$*/tests/run $(TOY)/server $(TOY)/runtime server/serve_flags
+
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # Two tests need the shape of the large model.
 build-test: all build/nmk-chat build/nmk-bench $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory \
     build/tests/north-mini-code/server/long_context \
-    build/fuzz/fuzz build/fuzz/nmkgen $(SHAPES:%=build/tests/%/ops/attention) build/tests/toy-64/runtime/engine_cpu build/tests/toy-64/runtime/columns
+    build/fuzz/fuzz build/fuzz/nmkgen build-asan-tests $(SHAPES:%=build/tests/%/ops/attention) \
+    build/tests/toy-64/runtime/engine_cpu build/tests/toy-64/runtime/columns
 
--include $(shell find build -name '*.d' 2>/dev/null)
+-include $(shell find build -name '*.d' -not -path 'build/?san/*' 2>/dev/null)

@@ -95,8 +95,9 @@ enum {
 };
 
 __attribute__((unused)) static struct toy *toy_open(void) {
-    struct toy *t = zeroed(sizeof *t);
+    static struct toy *t; /* to the end of the process */
     int32_t counts[NMK_SMS];
+    t = zeroed(sizeof *t);
     t->list_bytes = sizeof(int32_t) * NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS;
     t->full_bytes = (size_t)NMK_KV_PAGE_BYTES_FULL * NMK_COLUMNS * ROW_PAGES;
     t->sliding_bytes = (size_t)NMK_KV_PAGE_BYTES_SLIDING * NMK_COLUMNS * ROW_PAGES;
