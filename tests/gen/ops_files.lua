@@ -29,7 +29,8 @@ refuses("Lua syntax keeps the file's line", AT .. "5:1: '}' expected (to close '
   '{"scale", "f32"} },', '{"scale", "f32"} }')
 refuses("no names are known in the table", AT .. "9:1: attempt to call a nil value (global 'tostring')", '"tiles*64"',
   "tostring(64)")
-refuses("a table without end", AT .. "9:1: the table takes too long", '"tiles*64"', "(function() while true do end end)()")
+refuses("a table without end", AT .. "9:1: the table takes too long", '"tiles*64"',
+  "(function() while true do end end)()")
 refuses("name differs", AT .. "2:3: name 'sum' differs from the file's name", '"add"', '"sum"')
 
 -- Keys and values.

@@ -82,7 +82,8 @@ static void test_short(int layout, int rows, int cols) {
     int all = (rows + 15) / 16 * 16;
     size_t packed = (size_t)nmk_packed_bytes(all, cols, layout) / 2, at = 0;
     /* One more, for the message that nobody needs. */
-    u16 *src = xcalloc((size_t)all * (size_t)cols, 2), *got = xcalloc(packed + 1, 2), *expected = xcalloc(packed + 1, 2);
+    u16 *src = xcalloc((size_t)all * (size_t)cols, 2), *got = xcalloc(packed + 1, 2),
+        *expected = xcalloc(packed + 1, 2);
     for (int i = 0; i < rows * cols; i++) src[i] = (u16)(i * 7 + 1);
     memset(got, 0xee, packed * 2);
     plain_pack(expected, src, all, cols, layout);
