@@ -15,7 +15,7 @@ enum { MOST_TOKENS = 1024, WAIT_S = 60 };
 typedef struct {
     nmk_batch_request rq;
     uint64_t id;
-    int32_t prompt[MOST_TOKENS];
+    int32_t prompt[2 * MOST_TOKENS];
     /* by `clients` */
     int32_t token[MOST_TOKENS];
     int count, ends;
