@@ -857,9 +857,12 @@ static int write_tables(nmk_batch *b, nmk_err *e) {
     return 0;
 }
 
-/* Whether the launch that is queued next has to begin from rest.  A machine whose launches end with the call is never
- * idle between them. */
-static bool is_idle(const nmk_batch *b) { return b->engine->machine->on_gpu && b->engine->steps == b->done; }
+/* Whether the launch that is queued next begins from rest, so that its time would have that in it.  A machine whose
+ * launches end with the call is never idle between them. */
+static bool is_idle(const nmk_batch *b) {
+    const uint64_t moment_ns = 200000; /* in which a launch that ends is read and the next one queued */
+    return b->engine->machine->on_gpu && b->engine->steps == b->done && nmk_now_ns() - b->ended_ns > moment_ns;
+}
 
 static void note_queued(nmk_batch *b, uint64_t number, int live, bool idle, bool beside) {
     const int record = (int)(number % RECORDS);

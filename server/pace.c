@@ -1,7 +1,8 @@
 #include "pace.h"
 
-static const double keep = 0.85;    /* of what is known, at each new chunk or step */
-static const double most_times = 3; /* longer than expected; what is beyond counts as that */
+static const double keep = 0.85;       /* of what is known, at each new chunk or step */
+static const double most_growth = 1.5; /* of work, beyond what was timed */
+static const double most_times = 3;    /* longer than expected; what is beyond counts as that */
 
 /* Keys that tokens from pos on see, all together, the last one being at end - 1: in a layer that sees `window` of them
  * (0: all). */
@@ -55,7 +56,7 @@ double nmk_pace_room(const nmk_pace *p, bool beside) {
     line(p, &least_ms, &slope);
     const double ms = beside ? p->budget_ms : NMK_PACE_IDLE_MS;
     double work = slope > 0 ? (ms - least_ms) / slope : unbounded;
-    if (beside && work > 2 * p->most_work) work = 2 * p->most_work;
+    if (beside && work > most_growth * p->most_work) work = most_growth * p->most_work;
     return work < NMK_PACE_FIRST ? NMK_PACE_FIRST : work;
 }
 
