@@ -901,48 +901,6 @@ static void note_computed(nmk_batch *b) {
     }
 }
 
-/* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed.  beside: prompts are
- * fed by chunks meanwhile. */
-static int queue_step(nmk_batch *b, bool beside, nmk_err *e) {
-    request *feed[HALVES];
-    nmk_column column[NMK_ROWS];
-    bool write[NMK_ROWS];
-    uint64_t number;
-    do choose_fed(b, feed);
-    while (!make_room(b, feed));
-    int live = plan(b, feed, column, write);
-    if (!live) {
-        for (int c = 0; c < b->columns; c++) b->idle[c] = b->idle[c] && !write[c];
-        return 0;
-    }
-    if (write_tables(b, e) || write_adjusts(b, column, e) || write_columns(b, column, write, e)) return -1;
-    for (int c = 0; c < b->columns; c++) {
-        request *q = b->on[c];
-        if (q && q->moves && q->rq.guide.of && q->at == known(q)) want_mask(b, q, c, b->engine->steps);
-    }
-    if (b->tasks) nmk_tasks_queue(b->tasks);
-    const bool idle = is_idle(b);
-    if (nmk_engine_queue_step(b->engine, live, &number, e)) return -1;
-    if (b->tasks) nmk_tasks_queued(b->tasks, number);
-    note_queued(b, number, live, idle, beside);
-    for (int c = 0; c < b->columns; c++) {
-        request *r = b->on[c];
-        bool asks = r && !r->moves && asks_prompt(r);
-        b->record[number % RECORDS].id[c] = r && (r->moves || asks) ? r->id : 0;
-        b->record[number % RECORDS].prompt[c] = asks ? r->at + 1 : 0;
-        b->record[number % RECORDS].life[c] = r ? r->life : 0;
-        if (!r) continue;
-        r->at++;
-        count_prompt(b, r, false);
-        if (decodes(b, r)) continue;
-        take_column(b, c);
-        b->idle[c] = r->moves; /* the machine itself ends it, or else leaves it as it is */
-    }
-    note_computed(b);
-    b->chunk_last = false;
-    return 1;
-}
-
 /* ---- a chunk ---- */
 
 /* Of a launch that has ended.  The machine counts from the end of the one before, so what it was idle for would count
@@ -1059,6 +1017,65 @@ static bool choose_spans(nmk_batch *b, chunk *k) {
     return true;
 }
 
+static void note_chunk(nmk_batch *b, const chunk *k, uint64_t number, bool idle, bool beside) {
+    const int record = (int)(number % RECORDS);
+    memset(b->record[record].id, 0, sizeof b->record[record].id);
+    b->record[record].queued_ns = nmk_now_ns(), b->record[record].chunk = true;
+    b->record[record].decoded = 0, b->record[record].fed = k->tokens, b->record[record].work = k->work;
+    b->record[record].idle = idle, b->record[record].beside = beside;
+    b->record[record].expected_ms = nmk_pace_queue_chunk(&b->pace, k->work, beside);
+    for (int i = 0; i < k->spans; i++) {
+        request *r = k->of[i];
+        r->at += k->span[i].count;
+        count_prompt(b, r, false);
+        if (!is_fed(b, r)) r->since = b->plans;
+    }
+}
+
+/* ---- launches ---- */
+
+/* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed.  beside: prompts are
+ * fed by chunks meanwhile. */
+static int queue_step(nmk_batch *b, bool beside, nmk_err *e) {
+    request *feed[HALVES];
+    nmk_column column[NMK_ROWS];
+    bool write[NMK_ROWS];
+    uint64_t number;
+    do choose_fed(b, feed);
+    while (!make_room(b, feed));
+    int live = plan(b, feed, column, write);
+    if (!live) {
+        for (int c = 0; c < b->columns; c++) b->idle[c] = b->idle[c] && !write[c];
+        return 0;
+    }
+    if (write_tables(b, e) || write_adjusts(b, column, e) || write_columns(b, column, write, e)) return -1;
+    for (int c = 0; c < b->columns; c++) {
+        request *q = b->on[c];
+        if (q && q->moves && q->rq.guide.of && q->at == known(q)) want_mask(b, q, c, b->engine->steps);
+    }
+    if (b->tasks) nmk_tasks_queue(b->tasks);
+    const bool idle = is_idle(b);
+    if (nmk_engine_queue_step(b->engine, live, &number, e)) return -1;
+    if (b->tasks) nmk_tasks_queued(b->tasks, number);
+    note_queued(b, number, live, idle, beside);
+    for (int c = 0; c < b->columns; c++) {
+        request *r = b->on[c];
+        bool asks = r && !r->moves && asks_prompt(r);
+        b->record[number % RECORDS].id[c] = r && (r->moves || asks) ? r->id : 0;
+        b->record[number % RECORDS].prompt[c] = asks ? r->at + 1 : 0;
+        b->record[number % RECORDS].life[c] = r ? r->life : 0;
+        if (!r) continue;
+        r->at++;
+        count_prompt(b, r, false);
+        if (decodes(b, r)) continue;
+        take_column(b, c);
+        b->idle[c] = r->moves; /* the machine itself ends it, or else leaves it as it is */
+    }
+    note_computed(b);
+    b->chunk_last = false;
+    return 1;
+}
+
 /* As queue_step. */
 static int queue_chunk(nmk_batch *b, nmk_err *e) {
     chunk k;
@@ -1067,18 +1084,7 @@ static int queue_chunk(nmk_batch *b, nmk_err *e) {
     if (!k.spans) return 0;
     const bool idle = is_idle(b), beside = some_decode(b);
     if (write_tables(b, e) || nmk_engine_queue_chunk(b->engine, k.span, k.spans, b->chunk_token, &number, e)) return -1;
-    const int record = (int)(number % RECORDS);
-    memset(b->record[record].id, 0, sizeof b->record[record].id);
-    b->record[record].queued_ns = nmk_now_ns(), b->record[record].chunk = true;
-    b->record[record].decoded = 0, b->record[record].fed = k.tokens, b->record[record].work = k.work;
-    b->record[record].idle = idle, b->record[record].beside = beside;
-    b->record[record].expected_ms = nmk_pace_queue_chunk(&b->pace, k.work, beside);
-    for (int i = 0; i < k.spans; i++) {
-        request *r = k.of[i];
-        r->at += k.span[i].count;
-        count_prompt(b, r, false);
-        if (!is_fed(b, r)) r->since = b->plans;
-    }
+    note_chunk(b, &k, number, idle, beside);
     note_computed(b);
     b->chunk_last = true;
     return 1;
