@@ -2,13 +2,13 @@
  *
  * Costs are learned from the machine's own clock.  A chunk costs something whatever its size, as all weights are read,
  * and more by its *work*: a token at position 0 is 1, one further on as much more as attention has more keys there.  A
- * line through the last chunks says what the next may have.  Until one was timed a chunk is small; afterwards it has at
- * most half as much work again as any that was.  One that took far longer than it should counts for a little more only, so a
- * hiccup is soon forgotten, and a machine that became slower is known after a few.
+ * line through the last chunks says what the next may have.  Until one was timed a chunk is small; afterwards it has
+ * at most half as much work again as any that was.  One that took far longer than it should counts for a little more
+ * only, so a hiccup is soon forgotten, and a machine that became slower is known after a few.
  *
  * Turns: beside sequences that decode, a chunk that took t is paid back by t share / (1 - share) of steps before the
  * next one, so that decoding keeps its share of the time; there is one step at least.  Time that nobody needed is not
- * saved up, and a hiccup does not hold up prompts for longer than chunks at the budget's double would.
+ * saved up, and a hiccup holds up prompts for no longer than a chunk of three times what was expected would.
  *
  * Knows no engine, no requests, no clock. */
 #ifndef NMK_SERVER_PACE_H
