@@ -207,8 +207,8 @@ local function texts_of(messages)
   return texts
 end
 
---- Requires: the graph with places, and the words. Returns the list of messages, empty where all is proved, and the
---- statistics.
+--- Requires: the graph with places, and the words. Returns the list of messages, empty where all is proved, the
+--- statistics, and the proof for who goes on with it (check/mixed.lua).
 function M.prove(g, words)
   local self = setmetatable({
     g = g, words = words, messages = {}, seen = {}, plans = {}, buffer_at = {}, plan_at = {}, index_at = {},
@@ -224,16 +224,16 @@ function M.prove(g, words)
     local histories = {}
     for _, node in ipairs(g.nodes) do self:order_node(self.plans[node], histories) end
   end
-  return texts_of(self.messages), self.stats
+  return texts_of(self.messages), self.stats, self
 end
 
 --- Requires: tasks with fields, waits and places. Leaves: g.words, the encoded lists that the proof is about and that
---- must be emitted as they are; mistakes in diag. Returns the statistics.
+--- must be emitted as they are; mistakes in diag. Returns the statistics and the proof.
 function M.run(g, diag)
   g.words = encode.words(g, g.registry)
-  local texts, stats = M.prove(g, g.words)
+  local texts, stats, proof = M.prove(g, g.words)
   for _, text in ipairs(texts) do diag:error({ file = g.model.source }, "%s", text) end
-  return stats
+  return stats, proof
 end
 
 return M

@@ -3,6 +3,7 @@
 -- Every stage reads what the ones before left in the model or the graph.  Mistakes of the user collect in one diag, and
 -- the run ends after the stage that found any; nothing is written before every stage and every emitter has succeeded.
 local check = require("check")
+local mixed = require("check.mixed")
 local diags = require("diag")
 local draw = require("draw")
 local estimate = require("estimate")
@@ -97,16 +98,18 @@ local function build(path, opts, diag)
   return build_launch(model, registry, diag)
 end
 
---- Reads and proves: everything up to the point where output could be made.  Returns the graph and the proof's figures.
+--- Reads and proves: everything up to the point where output could be made.  Returns the graph, the proof's figures and
+--- the proof.
 local function prove(path, opts, diag)
   local g = build(path, opts, diag)
-  local stats = check.run(g, diag)
+  local stats, proof = check.run(g, diag)
   diag:stop()
-  return g, stats
+  return g, stats, proof
 end
 
---- The same of the launches that take prompts, for the model of a step's graph; nil, why where it has none.
-local function prove_prefill(of_step, diag)
+--- The same of the launches that take prompts, for the model of a step's graph; nil, why where it has none.  With the
+--- proof of the step also of a launch that is both.
+local function prove_prefill(of_step, diag, proof)
   local model, why = prefill.of(of_step.model)
   if not model then return nil, why end
   prefill.check(model, diag)
@@ -114,14 +117,20 @@ local function prove_prefill(of_step, diag)
   local g = build_launch(model, of_step.registry, diag)
   local stats = check.run(g, diag)
   diag:stop()
+  if proof then
+    local texts, more = mixed.prove(proof, g)
+    for _, text in ipairs(texts) do diag:error({ file = of_step.model.source }, "%s", text) end
+    diag:stop()
+    stats.shared, stats.shared_accesses = more.shared, more.accesses
+  end
   return g, stats
 end
 
 --- The emitted files of the launches that opts.launch names (steps), { name, text }, all of them complete.
 local function emit(path, opts, diag)
-  local g, stats = prove(path, opts, diag)
+  local g, stats, proof = prove(path, opts, diag)
   if opts.launch == "prefill" then
-    local of_prefill, more = prove_prefill(g, diag)
+    local of_prefill, more = prove_prefill(g, diag, proof)
     if not of_prefill then
       diag:error({ file = g.model.source }, "there are no launches that take prompts alone: %s", more)
       diag:stop()
@@ -141,7 +150,8 @@ end
 -- What there is to say of prefill beside that.
 local function prefill_summary(g, stats)
   if not g then return "; no prefill: " .. stats end
-  return ("; prefill of up to %d tokens: %d nodes, proven"):format(g.model.prefill.tokens, #g.nodes)
+  return ("; prefill of up to %d tokens: %d nodes, alone and behind a step, proven"):format(
+    g.model.prefill.tokens, #g.nodes)
 end
 
 -- ---------------------------------------------------------------- commands
@@ -181,8 +191,8 @@ function COMMANDS.variant(path, opts, diag)
 end
 
 function COMMANDS.check(path, opts, diag)
-  local g, stats = prove(path, opts, diag)
-  print(summary(g, stats) .. prefill_summary(prove_prefill(g, diag)))
+  local g, stats, proof = prove(path, opts, diag)
+  print(summary(g, stats) .. prefill_summary(prove_prefill(g, diag, proof)))
 end
 
 local function need_timing(g, diag)

@@ -20,8 +20,9 @@ static int usage(FILE *f, int code) {
     fprintf(
         f,
         "usage: nmk-compile [--arch sm_90a] [--no-cache] [--allow-spills] [--verbose] [-o CUBIN]\n"
-        "                   [--max-batch N | FILE.cu ...]\n"
-        "Compiles the built-in kernel for N rows (or each FILE) with NVRTC and prints registers, spills and sizes.\n"
+        "                   [--max-batch N] [--launch step|prefill|mixed] | FILE.cu ...\n"
+        "Compiles the built-in kernel for N rows (or each FILE) with NVRTC and prints registers, spills and sizes:\n"
+        "that of steps, of chunks of prompts, or the one that is both.\n"
         "Kernels are built in for %s rows.\n",
         all);
     return code;
@@ -57,9 +58,24 @@ static int compile_one(const settings *s, const char *name, const char *source, 
     return rc;
 }
 
+/* A kernel of this program. */
+static int compile_own(const settings *s, const nmk_generation *n, const char *launch) {
+    const bool mixed = !strcmp(launch, "mixed");
+    if (strcmp(launch, "step") && !nmk_prefill)
+        return fprintf(stderr, "nmk-compile: this model has no launches that take prompts\n"), 1;
+    if (!strcmp(launch, "prefill")) n = nmk_prefill;
+    char *both = mixed ? nmk_mixed_source(n->kernel, nmk_prefill->kernel) : NULL;
+    const int rc = mixed ? compile_one(s, "mixed.cu", both, strlen(both))
+                         : compile_one(s, n->prefill_tokens ? "prefill/megakernel.cu" : "megakernel.cu", n->kernel,
+                                       (size_t)(n->kernel_end - n->kernel));
+    free(both);
+    return rc;
+}
+
 int main(int argc, char **argv) {
     settings s = {.arch = "sm_90a"};
     const nmk_generation *n = nmk_generations[0];
+    const char *launch = "step";
     int rc = 0, files = 0;
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
@@ -78,6 +94,10 @@ int main(int argc, char **argv) {
             const int rows = atoi(argv[++i]);
             if (rows < 1 || !(n = nmk_generation_for(rows)))
                 return fprintf(stderr, "nmk-compile: --max-batch %s\n", argv[i]), usage(stderr, 2);
+        } else if (!strcmp(a, "--launch") && i + 1 < argc) {
+            launch = argv[++i];
+            if (strcmp(launch, "step") && strcmp(launch, "prefill") && strcmp(launch, "mixed"))
+                return fprintf(stderr, "nmk-compile: --launch %s\n", launch), usage(stderr, 2);
         } else if (*a == '-')
             return fprintf(stderr, "nmk-compile: unknown or unfinished flag %s\n", a), usage(stderr, 2);
         else {
@@ -94,6 +114,6 @@ int main(int argc, char **argv) {
             free(text);
         }
     }
-    if (!files) rc = compile_one(&s, "megakernel.cu", n->kernel, (size_t)(n->kernel_end - n->kernel));
+    if (!files) rc = compile_own(&s, n, launch);
     return rc;
 }

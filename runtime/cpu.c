@@ -94,9 +94,12 @@ static int cpu_load_chunks(nmk_machine *m, const nmk_generation *n, const nmk_op
     return 0;
 }
 
-static int cpu_queue_step(nmk_machine *m, int launch, const nmk_params *p, nmk_err *e) {
-    cpu_machine *c = of(m);
-    const nmk_generation *n = c->launch[launch].generation;
+static int cpu_load_mixed(nmk_machine *m, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
+    (void)m, (void)v, (void)o, (void)e;
+    return 0;
+}
+
+static struct nmk_vm *prepare(cpu_machine *c, int launch, const nmk_params *p) {
     struct nmk_vm *vm = &c->launch[launch].vm;
     vm->lists = at(p->lists), vm->weights = at(p->weights), vm->arena = at(p->arena);
     vm->kv_full = at(p->kv_full), vm->kv_sliding = at(p->kv_sliding);
@@ -108,16 +111,67 @@ static int cpu_queue_step(nmk_machine *m, int launch, const nmk_params *p, nmk_e
     vm->masks = at(p->masks), vm->masks_until = at(p->masks_until);
     vm->rope = at(p->rope), vm->out = (int32_t *)at(p->out) + first;
     vm->counters = at(p->counters), vm->tickets = at(p->tickets), vm->epoch = p->epoch;
-    vm->trace = at(p->trace);
-    char why[sizeof e->text];
-    uint64_t start_ns = nmk_now_ns();
-    int rc = n->vm_step(vm, why, sizeof why);
+    vm->trace = at(p->trace), vm->before = NULL, vm->ended = NULL;
+    return vm;
+}
+
+static int ended(cpu_machine *c, int rc, uint64_t start_ns, const char *why, nmk_err *e) {
     c->ms[c->steps++ % TIMES] = 1e-6 * (double)(nmk_now_ns() - start_ns);
     return rc ? nmk_fail(e, "the CPU machine: %.900s", why) : 0;
 }
 
-static int cpu_wait_step(nmk_machine *m, uint64_t number, nmk_err *e) {
-    (void)m, (void)number, (void)e;
+static int cpu_queue_step(nmk_machine *m, int launch, const nmk_params *p, nmk_err *e) {
+    cpu_machine *c = of(m);
+    struct nmk_vm *vm = prepare(c, launch, p);
+    char why[sizeof e->text];
+    uint64_t start_ns = nmk_now_ns();
+    return ended(c, c->launch[launch].generation->vm_step(vm, why, sizeof why), start_ns, why, e);
+}
+
+/* An SM begins with the chunk when it is done with the step, as on a GPU; how far the others are then is drawn, another
+ * way in each launch.  Threads would begin with the chunk when all are done: that is one of those ways. */
+static int move_both(cpu_machine *c, struct nmk_vm *step, struct nmk_vm *chunk, int *failed, char *why, size_t size) {
+    const nmk_generation *n[2] = {c->launch[NMK_STEPS].generation, c->launch[NMK_CHUNKS].generation};
+    struct nmk_vm *vm[2] = {step, chunk};
+    uint8_t done[NMK_SMS];
+    uint64_t random = c->steps * 2 + 1;
+    int got[2] = {NMK_VM_MORE, NMK_VM_MORE};
+    step->ended = done, chunk->before = done, chunk->seed = step->seed = c->steps;
+    for (int i = 0; i < 2; i++)
+        if (n[ *failed = i]->vm_begin(vm[i], why, size)) return -1;
+    while (got[0] || got[1]) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        int i = (int)(random >> 63);
+        if (!got[i] || got[i] == NMK_VM_SHUT) i = !i; /* only the chunk is ever shut, and the step then opens it */
+        got[i] = n[i]->vm_move(vm[i], 1 + (int)(random >> 33 & 63), why, size);
+        if (got[i] < 0) return *failed = i, -1;
+        if (got[1] == NMK_VM_SHUT && i == 0) got[1] = NMK_VM_MORE;
+    }
+    return 0;
+}
+
+static int cpu_queue_mixed(nmk_machine *m, const nmk_params *step, const nmk_params *chunk, nmk_err *e) {
+    cpu_machine *c = of(m);
+    struct nmk_vm *first = prepare(c, NMK_STEPS, step), *second = prepare(c, NMK_CHUNKS, chunk);
+    const uint64_t seed = first->seed;
+    char why[sizeof e->text] = "";
+    int failed = 0, rc;
+    uint64_t start_ns = nmk_now_ns();
+    if (first->threads <= 1) {
+        rc = move_both(c, first, second, &failed, why, sizeof why);
+        first->seed = second->seed = seed;
+        c->ms[c->steps++ % TIMES] = 0;
+        return ended(c, rc, start_ns, why, e) ? nmk_fail_in(e, failed ? "the chunk" : "the step") : 0;
+    }
+    rc = c->launch[NMK_STEPS].generation->vm_step(first, why, sizeof why);
+    if (ended(c, rc, start_ns, why, e)) return nmk_fail_in(e, "the step");
+    start_ns = nmk_now_ns();
+    rc = c->launch[NMK_CHUNKS].generation->vm_step(second, why, sizeof why);
+    return ended(c, rc, start_ns, why, e) ? nmk_fail_in(e, "the chunk") : 0;
+}
+
+static int cpu_wait_step(nmk_machine *m, uint64_t number, const volatile int32_t *words, int count, nmk_err *e) {
+    (void)m, (void)number, (void)words, (void)count, (void)e;
     return 0;
 }
 
@@ -161,7 +215,9 @@ static const struct nmk_machine_calls calls = {
     .fill = cpu_fill,
     .queue_write = cpu_write,
     .load_chunks = cpu_load_chunks,
+    .load_mixed = cpu_load_mixed,
     .queue_step = cpu_queue_step,
+    .queue_mixed = cpu_queue_mixed,
     .wait_step = cpu_wait_step,
     .wait_all = cpu_wait_all,
     .step_ms = cpu_step_ms,

@@ -27,7 +27,6 @@
 enum {
     MAX_LEN_DEFAULT = 256 << 10,
     STEPS_AHEAD_DEFAULT = 8,
-    NOT_WRITTEN = INT_MIN,
     FLAGS = NMK_SMS * NMK_MASK_FLAGS, /* of the masks of one step */
     LINE_BYTES = 128                  /* a counter, a ticket and the abort flag have a cache line each */
 };
@@ -221,6 +220,8 @@ static int open_prefill(nmk_engine *g, const nmk_options *o, nmk_err *e) {
     if (m->on_gpu && m->calls->fill(m, p->arena, 0, n->built_in->arena_bytes, e)) return -1;
     if (m->calls->alloc(m, &p->control, n->control_bytes, "a chunk of prompts", e)) return -1;
     p->hang = m->hang_address + sizeof *m->hang * NMK_HANGS;
+    g->mixed = o->prefill_mode == NMK_PREFILL_MIXED;
+    if (g->mixed && m->calls->load_mixed(m, g->variant, o, e)) return -1;
     g->prefill.block = xcalloc(1, n->control_bytes);
     g->prefill.generation = n;
     g->stats.prefill_bytes = m->taken_bytes - before;
@@ -551,8 +552,16 @@ nmk_column nmk_column_decode(const nmk_sampler *sampler, int c, int slot, int32_
                         .repetition = sampler->repetition_penalty != 0 ? sampler->repetition_penalty : 1};
 }
 
+/* What the host knows of a column: it may have ended in a step whose token nobody has read yet. */
+static void note_column(nmk_engine *g, int c, const nmk_column *column) {
+    g->on[c].slot = column->pos >= 0 ? column->slot : -1;
+    g->on[c].remaining = column->flags & NMK_COLUMN_SAMPLES ? column->remaining : INT_MAX;
+    g->on[c].since = g->steps;
+}
+
 int nmk_engine_set_some_columns(nmk_engine *g, int first, int count, const nmk_column *column, nmk_err *e) {
     assert(first >= 0 && first + count <= g->columns);
+    for (int i = 0; i < count; i++) note_column(g, first + i, column + i);
     return g->machine->calls->queue_write(g->machine, g->params.control + sizeof *column * (uint64_t)first, column,
                                           sizeof *column * (uint64_t)count, e);
 }
@@ -567,7 +576,9 @@ int nmk_engine_set_control(nmk_engine *g, const int32_t *stop_ids, int stop_coun
     uint8_t *control = xcalloc(1, g->generation->control_bytes);
     nmk_column *column = (nmk_column *)(void *)control;
     assert(stop_count <= NMK_STOP_IDS);
-    for (int c = 0; c < g->columns; c++) column[c] = nmk_column_idle();
+    g->control_stops = stop_count;
+    if (stop_count) memcpy(g->control_stop, stop_ids, sizeof *stop_ids * (size_t)stop_count);
+    for (int c = 0; c < g->columns; c++) column[c] = nmk_column_idle(), note_column(g, c, &column[c]);
     if (stop_count) memcpy(control + columns_bytes, stop_ids, sizeof *stop_ids * (size_t)stop_count);
     const int32_t count = stop_count;
     memcpy(control + columns_bytes + sizeof(int32_t) * NMK_STOP_IDS, &count, sizeof count);
@@ -604,34 +615,44 @@ int nmk_engine_restart(nmk_engine *g, nmk_err *e) {
     return 0;
 }
 
-/* Queued; the number is the engine's and the machine's. */
-static int queue_launch(nmk_engine *g, int launch, const nmk_params *p, uint64_t *number, nmk_err *e) {
-    if (g->machine->calls->queue_step(g->machine, launch, p, e)) {
-        nmk_err second = {0};
-        if (nmk_engine_restart(g, &second)) nmk_fail_in(e, "the engine is lost");
-        return -1;
-    }
+/* Their number is the engine's and the machine's. */
+static void count_launch(nmk_engine *g, int launch, uint64_t *number) {
     pthread_mutex_lock(&g->mask_lock);
     g->step_epoch += launch == NMK_STEPS;
     g->epoch_of[g->steps % NMK_OUT_RING] = g->step_epoch;
     *number = g->steps++;
     pthread_mutex_unlock(&g->mask_lock);
-    return 0;
 }
 
-int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e) {
+static int not_queued(nmk_engine *g, nmk_err *e) {
+    nmk_err second = {0};
+    if (nmk_engine_restart(g, &second)) nmk_fail_in(e, "the engine is lost");
+    return -1;
+}
+
+/* The parameters of the step that is launch `number`. */
+static const nmk_params *next_step(nmk_engine *g, int live, uint64_t number) {
     nmk_params *p = &g->params;
     assert(live >= 0 && live <= g->columns);
     p->epoch++;
-    p->out_row = (int32_t)(g->steps % NMK_OUT_RING);
+    p->out_row = (int32_t)(number % NMK_OUT_RING);
     const uint64_t slot = (uint32_t)p->epoch % NMK_MASK_RING;
     p->masks = g->machine->masks_address + slot * (uint64_t)g->columns * NMK_MASK_WORDS * sizeof *g->machine->masks;
     p->masks_until = g->machine->masks_until_address + slot * FLAGS * sizeof *g->machine->masks_until;
     p->in_flight = g->in_flight ? g->in_flight : g->variant->in_flight[live > 0 ? live - 1 : 0];
     /* The producer waits for what has landed by its place in the ring, so no more than the ring can be on its way. */
     if (p->in_flight > p->ring_stages) p->in_flight = p->ring_stages;
-    for (int c = 0; c < g->columns; c++) g->machine->out[p->out_row * g->columns + c] = NOT_WRITTEN;
-    return queue_launch(g, NMK_STEPS, p, number, e);
+    for (int c = 0; c < g->columns; c++) {
+        g->machine->out[p->out_row * g->columns + c] = NMK_NOT_WRITTEN;
+        if (g->on[c].remaining != INT_MAX && --g->on[c].remaining <= 0) g->on[c].slot = -1;
+    }
+    return p;
+}
+
+int nmk_engine_queue_step(nmk_engine *g, int live, uint64_t *number, nmk_err *e) {
+    if (g->machine->calls->queue_step(g->machine, NMK_STEPS, next_step(g, live, g->steps), e)) return not_queued(g, e);
+    count_launch(g, NMK_STEPS, number);
+    return 0;
 }
 
 /* ---- chunks ---- */
@@ -679,8 +700,9 @@ void nmk_engine_give_mask(nmk_engine *g, int column, uint64_t number, const uint
     pthread_mutex_unlock(&g->mask_lock);
 }
 
-int nmk_engine_queue_chunk(nmk_engine *g, const nmk_span *span, int spans, const int32_t *tokens, uint64_t *number,
-                           nmk_err *e) {
+/* Queues what the spans' tokens are; *p: the parameters of the chunk that is launch `number`. */
+static int next_chunk(nmk_engine *g, const nmk_span *span, int spans, const int32_t *tokens, uint64_t number,
+                      nmk_params *p, nmk_err *e) {
     const nmk_generation *n = g->prefill.generation;
     int32_t *head = (int32_t *)(void *)g->prefill.block;
 
@@ -698,14 +720,45 @@ int nmk_engine_queue_chunk(nmk_engine *g, const nmk_span *span, int spans, const
     if (send_chunk(g, n->chunk_tokens_at + sizeof *tokens * (size_t)count, e)) return -1;
 
     const nmk_params *own = &g->prefill.params;
-    nmk_params p = g->params;
-    p.arena = own->arena, p.lists = own->lists, p.control = own->control, p.counters = own->counters;
-    p.tickets = own->tickets, p.hang = own->hang, p.trace = 0;
-    p.epoch = ++g->prefill.params.epoch;
-    p.ring_stages = p.in_flight = n->built_in->ring_stages;
-    p.out_row = (int32_t)(g->steps % NMK_OUT_RING);
-    for (int c = 0; c < g->columns; c++) g->machine->out[p.out_row * g->columns + c] = -1;
-    return queue_launch(g, NMK_CHUNKS, &p, number, e);
+    *p = g->params;
+    p->arena = own->arena, p->lists = own->lists, p->control = own->control, p->counters = own->counters;
+    p->tickets = own->tickets, p->hang = own->hang, p->trace = 0;
+    p->epoch = ++g->prefill.params.epoch;
+    p->ring_stages = p->in_flight = n->built_in->ring_stages;
+    p->out_row = (int32_t)(number % NMK_OUT_RING);
+    for (int c = 0; c < g->columns; c++) g->machine->out[p->out_row * g->columns + c] = -1;
+    return 0;
+}
+
+int nmk_engine_queue_chunk(nmk_engine *g, const nmk_span *span, int spans, const int32_t *tokens, uint64_t *number,
+                           nmk_err *e) {
+    nmk_params p;
+    if (next_chunk(g, span, spans, tokens, g->steps, &p, e)) return -1;
+    if (g->machine->calls->queue_step(g->machine, NMK_CHUNKS, &p, e)) return not_queued(g, e);
+    count_launch(g, NMK_CHUNKS, number);
+    return 0;
+}
+
+/* In one launch the chunk comes after all that the step does with pages (gen/check/mixed.lua), as it would in a launch
+ * of its own.  But what is queued for the chunk, tables and tokens, is there before the step: so no row may be in both.
+ */
+static int check_apart(const nmk_engine *g, const nmk_span *span, int spans, nmk_err *e) {
+    for (int i = 0; i < spans; i++)
+        for (int c = 0; c < g->columns; c++)
+            if (g->on[c].slot == span[i].slot)
+                return nmk_fail(e, "row %d is in a step and in the chunk of the same launch", span[i].slot);
+    return 0;
+}
+
+int nmk_engine_queue_both(nmk_engine *g, int live, const nmk_span *span, int spans, const int32_t *tokens,
+                          uint64_t *step, uint64_t *chunk, nmk_err *e) {
+    nmk_params p;
+    if (!g->mixed)
+        return nmk_engine_queue_step(g, live, step, e) ? -1 : nmk_engine_queue_chunk(g, span, spans, tokens, chunk, e);
+    if (check_apart(g, span, spans, e) || next_chunk(g, span, spans, tokens, g->steps + 1, &p, e)) return -1;
+    if (g->machine->calls->queue_mixed(g->machine, next_step(g, live, g->steps), &p, e)) return not_queued(g, e);
+    count_launch(g, NMK_STEPS, step), count_launch(g, NMK_CHUNKS, chunk);
+    return 0;
 }
 
 /* A step that gave up leaves records of waits for counters, or else only the word in `abort`. */
@@ -719,24 +772,36 @@ static int describe_hang(nmk_engine *g, nmk_err *e) {
     const volatile nmk_hang *root = nmk_hang_root(m->hang, &count);
     const nmk_variant *v = g->variant;
     const int32_t *lists = g->lists;
+    const char *part = "step";
     if (!root && g->prefill.generation && (root = nmk_hang_root(m->hang + NMK_HANGS, &count)))
-        v = g->prefill.generation->built_in, lists = g->prefill.lists;
+        v = g->prefill.generation->built_in, lists = g->prefill.lists, part = "chunk";
     if (!root && m->calls->read(m, &hang.word, g->params.abort, sizeof hang.word, &second) == 0 && hang.word)
         root = &hang;
     if (root) nmk_hang_text(root, v, lists, text, sizeof text);
+    if (root && g->mixed) snprintf(text + strlen(text), sizeof text - strlen(text), "; in the %s of its launch", part);
     if (count > 1) snprintf(text + strlen(text), sizeof text - strlen(text), "; %d waits in all", count);
     if (nmk_engine_restart(g, &second)) return nmk_fail(e, "%s; the engine is lost: %.300s", text, second.text);
     return nmk_fail(e, "%s", text);
 }
 
+/* Columns that ended by their tokens, if they have not begun anew since. */
+static void note_ends(nmk_engine *g, uint64_t number, const int32_t *token) {
+    for (int c = 0; c < g->columns; c++) {
+        bool ends = false;
+        for (int i = 0; i < g->control_stops; i++) ends |= token[c] == g->control_stop[i];
+        if (ends && g->on[c].since <= number) g->on[c].slot = -1;
+    }
+}
+
 int nmk_engine_wait_step(nmk_engine *g, uint64_t number, const int32_t **out, nmk_err *e) {
     nmk_machine *m = g->machine;
     assert(number < g->steps && g->steps - number <= NMK_OUT_RING);
-    if (m->calls->wait_step(m, number, e)) return -1;
     const int32_t *row = m->out + number % NMK_OUT_RING * (uint64_t)g->columns;
+    if (m->calls->wait_step(m, number, row, g->columns, e)) return -1;
     bool whole = true;
     for (int c = 0; c < g->columns; c++) whole &= row[c] >= -1;
     if (!whole) return describe_hang(g, e);
+    note_ends(g, number, row);
     if (out) *out = row;
     return 0;
 }
@@ -889,6 +954,7 @@ static int deliver(batch *b, uint64_t step, const int32_t *out, nmk_err *e) {
             int32_t ended = -1; /* the machine stops the column too, a few steps later */
             uint64_t pos = g->params.control + sizeof(nmk_column) * (uint64_t)r + offsetof(nmk_column, pos);
             rq->finish = NMK_FINISH_CANCEL;
+            g->on[r].slot = -1;
             if (g->machine->calls->queue_write(g->machine, pos, &ended, sizeof ended, e)) return -1;
         }
         if (rq->finish != NMK_FINISH_NONE) b->live--;

@@ -24,6 +24,13 @@ struct nmk_engine {
         int32_t *lists;
         uint8_t *block; /* host copy of the chunk */
     } prefill;
+    bool mixed; /* a step and a chunk go in one launch */
+    struct {
+        int slot, remaining; /* slot -1: it is idle; remaining: of its tokens, as of the steps queued so far */
+        uint64_t since;      /* the step before which it was set */
+    } on[NMK_ROWS];          /* what the host knows of the columns */
+    int32_t control_stop[NMK_STOP_IDS];
+    int control_stops; /* what ends columns */
     nmk_kv kv;
     int32_t *lists; /* host copy */
     int stop_ids[NMK_STOP_IDS], stop_count;
@@ -92,6 +99,12 @@ int64_t nmk_engine_span_keys(int pos, int count);
  * and its tokens are all -1; where it fails, the step behind it says so. */
 int nmk_engine_queue_chunk(nmk_engine *engine, const nmk_span *span, int spans, const int32_t *tokens, uint64_t *number,
                            nmk_err *e);
+
+/* Queues a step and a chunk behind it, with two numbers: in one launch where the engine is opened for that
+ * (NMK_PREFILL_MIXED), else by the two calls above.  In one launch no row of the chunk may have a live column: that is
+ * refused.  The step's tokens are there, and waiting for it is over, before the chunk is. */
+int nmk_engine_queue_both(nmk_engine *engine, int live, const nmk_span *span, int spans, const int32_t *tokens,
+                          uint64_t *step, uint64_t *chunk, nmk_err *e);
 
 /* Waits for a step and points *out at its columns' tokens (-1: not sampled), good for NMK_OUT_RING steps.  A hang
  * (the kernel's record, or an output that is not written or below -1) is described and cleared: counters, tickets and

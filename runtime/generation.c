@@ -37,6 +37,8 @@ const nmk_generation NMK_GENERATION = {
     .step_weight_bytes = nmk_step_weight_bytes,
     .encode = nmk_encode,
     .vm_step = nmk_vm_step,
+    .vm_begin = nmk_vm_begin,
+    .vm_move = nmk_vm_move,
     .vm_close = nmk_vm_close,
 };
 

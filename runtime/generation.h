@@ -30,6 +30,8 @@ typedef struct nmk_generation {
     const int64_t *step_weight_bytes; /* [columns] by live columns - 1 */
     int (*encode)(int32_t *lists, int32_t counts[NMK_SMS]);
     int (*vm_step)(struct nmk_vm *vm, char *err, size_t err_len);
+    int (*vm_begin)(struct nmk_vm *vm, char *err, size_t err_len);
+    int (*vm_move)(struct nmk_vm *vm, int draws, char *err, size_t err_len);
     void (*vm_close)(struct nmk_vm *vm);
 } nmk_generation;
 

@@ -17,7 +17,7 @@
 #undef NMK_COLUMNS /* of one generation: n->columns it is */
 
 enum {
-    EVENTS = 65, /* the last 64 steps and the one before */
+    EVENTS = 66, /* the last 64 steps and the two before */
     STAGES = 32,
     STAGE_BYTES = 4096,
     LARGE_STAGES = 2, /* of NMK_QUEUED_BYTES */
@@ -42,9 +42,13 @@ typedef struct {
         const nmk_generation *generation;
         CUmodule module;
         CUfunction function;
-    } launch[NMK_LAUNCHES];
+    } launch[NMK_KERNELS];
     CUevent step_done[EVENTS];
     uint64_t steps; /* queued */
+    /* Of mixed launches, by the step's number: nanoseconds at the beginning and between the two.  Mapped. */
+    volatile uint64_t (*between)[2];
+    uint64_t between_address;
+    char mixed[EVENTS]; /* of launches: 'S' the step of a mixed one, 'C' its chunk, else 0 */
     staging small, large;
 } gpu_machine;
 
@@ -81,12 +85,13 @@ static void gpu_close(nmk_machine *m) {
         if (m->hang) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)m->hang);
         if (m->masks) nmk_cuda.cuMemFreeHost(m->masks);
         if (m->masks_until) nmk_cuda.cuMemFreeHost(m->masks_until);
-        for (int i = 0; i < NMK_LAUNCHES; i++)
+        if (g->between) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)g->between);
+        for (int i = 0; i < NMK_KERNELS; i++)
             if (g->launch[i].module) nmk_cuda.cuModuleUnload(g->launch[i].module);
         if (g->stream) nmk_cuda.cuStreamDestroy(g->stream);
         nmk_gpu_close(&g->gpu);
     }
-    for (int i = 0; i < NMK_LAUNCHES; i++) nmk_jit_result_free(&m->kernel[i]);
+    for (int i = 0; i < NMK_KERNELS; i++) nmk_jit_result_free(&m->kernel[i]);
     free(g);
 }
 
@@ -137,22 +142,33 @@ static uint64_t gpu_free_bytes(nmk_machine *m) {
     return free_bytes;
 }
 
+static bool all_written(const volatile int32_t *words, int count) {
+    for (int i = 0; i < count; i++)
+        if (words[i] == NMK_NOT_WRITTEN) return false;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* what was written before them is there too */
+    return count > 0;
+}
+
 /* Sleeps between looks, so that a waiting host leaves its core to others; gives up on a GPU that is silent. */
-static int wait_event(nmk_machine *m, CUevent event, nmk_err *e) {
+static int wait_written(nmk_machine *m, CUevent event, const volatile int32_t *words, int count, nmk_err *e) {
     uint64_t start_ns = nmk_now_ns();
     CUresult r;
-    while ((r = nmk_cuda.cuEventQuery(event)) == CUDA_ERROR_NOT_READY) {
+    while (!all_written(words, count) && (r = nmk_cuda.cuEventQuery(event)) != 0) {
+        if (r != CUDA_ERROR_NOT_READY) {
+            m->lost = true;
+            nmk_cuda_check(r, "a step", e);
+            return nmk_fail_in(e, "%s: the engine is lost", m->name);
+        }
         if (nmk_now_ns() - start_ns > (uint64_t)LOST_S * 1000000000u) {
             m->lost = true;
             return nmk_fail(e, "%s: no answer for %d s; the engine is lost", m->name, LOST_S);
         }
         nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
     }
-    if (r == 0) return 0;
-    m->lost = true;
-    nmk_cuda_check(r, "a step", e);
-    return nmk_fail_in(e, "%s: the engine is lost", m->name);
+    return 0;
 }
+
+static int wait_event(nmk_machine *m, CUevent event, nmk_err *e) { return wait_written(m, event, NULL, 0, e); }
 
 static int gpu_wait_all(nmk_machine *m, nmk_err *e) {
     gpu_machine *g = of(m);
@@ -163,10 +179,11 @@ out:
     return -1;
 }
 
-static int gpu_wait_step(nmk_machine *m, uint64_t number, nmk_err *e) {
+static int gpu_wait_step(nmk_machine *m, uint64_t number, const volatile int32_t *words, int count, nmk_err *e) {
     gpu_machine *g = of(m);
     assert(number < g->steps && g->steps - number < EVENTS);
-    return wait_event(m, g->step_done[number % EVENTS], e);
+    if (g->mixed[number % EVENTS] != 'S') count = 0;
+    return wait_written(m, g->step_done[number % EVENTS], words, count, e);
 }
 
 static int gpu_read(nmk_machine *m, void *dst, uint64_t src, uint64_t bytes, nmk_err *e) {
@@ -204,27 +221,54 @@ out:
     return -1;
 }
 
-static int gpu_queue_step(nmk_machine *m, int launch, const nmk_params *p, nmk_err *e) {
-    gpu_machine *g = of(m);
+static int launch_kernel(gpu_machine *g, int launch, void **arguments, nmk_err *e) {
     const nmk_generation *n = g->launch[launch].generation;
-    nmk_params params = *p; /* copied at the launch */
-    void *arguments[] = {&params};
-    const unsigned threads = (unsigned)n->threads, smem_bytes = (unsigned)n->smem_bytes;
-    CU(e, cuLaunchKernel(g->launch[launch].function, NMK_SMS, 1, 1, threads, 1, 1, smem_bytes, g->stream, arguments,
-                         NULL));
-    CU(e, cuEventRecord(g->step_done[g->steps % EVENTS], g->stream));
-    g->steps++;
+    CU(e, cuLaunchKernel(g->launch[launch].function, NMK_SMS, 1, 1, (unsigned)n->threads, 1, 1, (unsigned)n->smem_bytes,
+                         g->stream, arguments, NULL));
     return 0;
 out:
     return -1;
 }
 
+static int queued(gpu_machine *g, char mixed, nmk_err *e) {
+    CU(e, cuEventRecord(g->step_done[g->steps % EVENTS], g->stream));
+    g->mixed[g->steps++ % EVENTS] = mixed;
+    return 0;
+out:
+    return -1;
+}
+
+static int gpu_queue_step(nmk_machine *m, int launch, const nmk_params *p, nmk_err *e) {
+    gpu_machine *g = of(m);
+    nmk_params params = *p; /* copied at the launch */
+    return launch_kernel(g, launch, (void *[]){&params}, e) || queued(g, 0, e) ? -1 : 0;
+}
+
+/* Both numbers have the same end, so that what waits for either waits for an event. */
+static int gpu_queue_mixed(nmk_machine *m, const nmk_params *step, const nmk_params *chunk, nmk_err *e) {
+    gpu_machine *g = of(m);
+    nmk_params first = *step, second = *chunk;
+    const uint64_t slot = g->steps % EVENTS;
+    uint64_t between = g->between_address + slot * sizeof *g->between;
+    g->between[slot][0] = g->between[slot][1] = 0;
+    if (launch_kernel(g, NMK_MIXED, (void *[]){&first, &second, &between}, e)) return -1;
+    return queued(g, 'S', e) || queued(g, 'C', e) ? -1 : 0;
+}
+
+/* Of a mixed launch the kernel says itself when its step was over. */
 static double gpu_step_ms(nmk_machine *m, uint64_t number) {
     gpu_machine *g = of(m);
     float ms = 0;
-    if (number == 0 || g->steps - number >= EVENTS) return 0;
-    nmk_cuda.cuEventElapsedTime(&ms, g->step_done[(number - 1) % EVENTS], g->step_done[number % EVENTS]);
-    return (double)ms;
+    const char mixed = g->mixed[number % EVENTS];
+    const volatile uint64_t *ns = mixed ? g->between[(mixed == 'C' ? number - 1 : number) % EVENTS] : NULL;
+    if (mixed) /* the step's tokens may have come a little before that */
+        while (!ns[1] && nmk_cuda.cuEventQuery(g->step_done[number % EVENTS]) == CUDA_ERROR_NOT_READY)
+            nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+    const double step_ms = mixed ? 1e-6 * (double)(ns[1] - ns[0]) : 0;
+    if (mixed == 'S') return step_ms;
+    if (number < (mixed ? 2 : 1) || g->steps - number >= EVENTS - 1) return 0;
+    nmk_cuda.cuEventElapsedTime(&ms, g->step_done[(number - (mixed ? 2 : 1)) % EVENTS], g->step_done[number % EVENTS]);
+    return (double)ms > step_ms ? (double)ms - step_ms : 0;
 }
 
 static int gpu_load_weights(nmk_machine *m, const nmk_checkpoint *checkpoint, uint64_t address, const nmk_options *o,
@@ -277,9 +321,14 @@ static int load_kernel(gpu_machine *g, int launch, const nmk_generation *n, cons
     uint64_t start_ns = nmk_now_ns();
     char *text = NULL;
     if (v->kernel) request.source = v->kernel, request.source_bytes = strlen(v->kernel);
-    if (o->kernel && launch == NMK_STEPS) {
+    if (o->kernel && launch != NMK_CHUNKS) {
         if (nmk_file_read(&text, &request.source_bytes, o->kernel, MOST_SOURCE, e)) return -1;
         request.name = o->kernel, request.source = text;
+    }
+    if (launch == NMK_MIXED) {
+        char *both = nmk_mixed_source(request.source, g->launch[NMK_CHUNKS].generation->kernel);
+        free(text);
+        request.name = "mixed.cu", request.source = text = both, request.source_bytes = strlen(both);
     }
     int rc = nmk_jit_compile(kernel, &request, e);
     free(text);
@@ -317,6 +366,16 @@ static int gpu_load_chunks(nmk_machine *m, const nmk_generation *n, const nmk_op
     return load_kernel(of(m), NMK_CHUNKS, n, n->built_in, o, e);
 }
 
+static int gpu_load_mixed(nmk_machine *m, const nmk_variant *v, const nmk_options *o, nmk_err *e) {
+    gpu_machine *g = of(m);
+    const nmk_generation *n = g->launch[NMK_STEPS].generation, *chunks = g->launch[NMK_CHUNKS].generation;
+    void *p;
+    assert(chunks && chunks->threads == n->threads && chunks->smem_bytes == n->smem_bytes);
+    if (mapped(&p, &g->between_address, sizeof *g->between * EVENTS, e)) return -1;
+    g->between = p;
+    return load_kernel(g, NMK_MIXED, n, v, o, e);
+}
+
 static const struct nmk_machine_calls calls = {
     .close = gpu_close,
     .enter = gpu_enter,
@@ -328,7 +387,9 @@ static const struct nmk_machine_calls calls = {
     .fill = gpu_fill,
     .queue_write = gpu_queue_write,
     .load_chunks = gpu_load_chunks,
+    .load_mixed = gpu_load_mixed,
     .queue_step = gpu_queue_step,
+    .queue_mixed = gpu_queue_mixed,
     .wait_step = gpu_wait_step,
     .wait_all = gpu_wait_all,
     .step_ms = gpu_step_ms,

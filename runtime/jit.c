@@ -291,3 +291,13 @@ void nmk_jit_result_free(nmk_jit_result *r) {
     free(r->cubin), free(r->log);
     memset(r, 0, sizeof *r);
 }
+
+char *nmk_mixed_source(const char *step, const char *chunk) {
+    static const char define[] = "#define NMK_MIXED\n";
+    const size_t first = strlen(step), second = strlen(chunk);
+    char *text = xmalloc(sizeof define + first + second);
+    memcpy(text, define, sizeof define - 1);
+    memcpy(text + sizeof define - 1, step, first);
+    memcpy(text + sizeof define - 1 + first, chunk, second + 1);
+    return text;
+}

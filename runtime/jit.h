@@ -42,6 +42,10 @@ typedef struct {
 int nmk_jit_compile(nmk_jit_result *result, const nmk_jit_request *request, nmk_err *e);
 void nmk_jit_result_free(nmk_jit_result *result); /* zeroed or NULL is fine */
 
+/* The text of the kernel that is a step and behind it a chunk, of the texts of both: each is a part of it when
+ * NMK_MIXED is defined.  For the caller to free. */
+char *nmk_mixed_source(const char *step, const char *chunk);
+
 /* Section sizes of a cubin; false if it is not a 64-bit ELF file with readable section headers. */
 bool nmk_cubin_sizes(const void *cubin, size_t bytes, size_t *text_bytes, size_t *smem_bytes);
 

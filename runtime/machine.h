@@ -15,8 +15,11 @@
 
 typedef struct nmk_machine nmk_machine;
 
-/* Generations that a machine launches: that of steps, with which it is opened, and that of chunks of prompts. */
-enum { NMK_STEPS, NMK_CHUNKS, NMK_LAUNCHES };
+/* Generations that a machine launches: that of steps, with which it is opened, and that of chunks of prompts.  And a
+ * kernel that is both, a step and behind it a chunk. */
+enum { NMK_STEPS, NMK_CHUNKS, NMK_LAUNCHES, NMK_MIXED = NMK_LAUNCHES, NMK_KERNELS };
+
+enum { NMK_NOT_WRITTEN = INT32_MIN }; /* a token's word in `out` before its step */
 
 /* Of one queued write, at most: a whole table of adjustments. */
 enum { NMK_MASK_RING = 4 }; /* masks of a column that are there at once */
@@ -37,7 +40,7 @@ struct nmk_machine {
     uint32_t *masks,
         *masks_until; /* [NMK_MASK_RING][columns][NMK_MASK_WORDS]; [NMK_MASK_RING][NMK_SMS][NMK_MASK_FLAGS] */
     uint64_t out_address, tops_address, hang_address, masks_address, masks_until_address; /* for nmk_params */
-    nmk_jit_result kernel[NMK_LAUNCHES]; /* of the GPU: resources; log and cubin already freed */
+    nmk_jit_result kernel[NMK_KERNELS]; /* of the GPU: resources; log and cubin already freed */
     double kernel_seconds;
 };
 
@@ -54,11 +57,16 @@ struct nmk_machine_calls {
     int (*queue_write)(nmk_machine *, uint64_t dst, const void *src, uint64_t bytes, nmk_err *);
     /* The generation that NMK_CHUNKS launches; it must outlive the machine. */
     int (*load_chunks)(nmk_machine *, const nmk_generation *, const nmk_options *, nmk_err *);
+    /* After it, the kernel that runs steps of this variant and chunks in one launch. */
+    int (*load_mixed)(nmk_machine *, const nmk_variant *, const nmk_options *, nmk_err *);
     /* Queues a launch of NMK_STEPS or NMK_CHUNKS; its number is the count of launches queued before it.  Both count as
      * steps below. */
     int (*queue_step)(nmk_machine *, int launch, const nmk_params *, nmk_err *);
-    /* Returns when step `number` has ended; -1: it failed and the machine is lost. */
-    int (*wait_step)(nmk_machine *, uint64_t number, nmk_err *);
+    /* Both in one launch, which counts as two.  Each SM begins with the chunk when it is done with the step. */
+    int (*queue_mixed)(nmk_machine *, const nmk_params *step, const nmk_params *chunk, nmk_err *);
+    /* Returns when step `number` has ended, or with words, which it writes, when none of them is NMK_NOT_WRITTEN any
+     * more: that of a mixed launch is over before its chunk.  -1: it failed and the machine is lost. */
+    int (*wait_step)(nmk_machine *, uint64_t number, const volatile int32_t *words, int count, nmk_err *);
     int (*wait_all)(nmk_machine *, nmk_err *);
     /* Milliseconds from the end of the step before to the end of this one; of the last 64 steps, waited for. */
     double (*step_ms)(nmk_machine *, uint64_t number);

@@ -26,20 +26,27 @@ typedef enum {
     NMK_PHASE_WEIGHTS
 } nmk_phase;
 
+/* How rows that decode and prompts that are fed share a machine. */
+typedef enum {
+    NMK_PREFILL_ALTERNATE, /* steps and chunks take turns */
+    NMK_PREFILL_MIXED      /* a step and a chunk go in one launch, each SM from one to the other */
+} nmk_prefill_mode;
+
 /* Zeroed is: automatic device, everything else as generated. */
 typedef struct {
     const char *checkpoint; /* folder with config.json and safetensors; may be NULL with random_weights */
     const char *device;     /* "auto" or NULL: cuda:0 if there is a driver and a GPU, else cpu; "cpu"; "cuda:N" */
     bool random_weights;    /* instead of the checkpoint's */
     uint64_t weights_seed;
-    int max_batch;       /* sequences decoded together: steps have the columns for them; 0: nmk_rows */
-    int max_len;         /* tokens a sequence may have, prompt included; 0: what the model allows, at most 256 Ki */
-    uint64_t kv_bytes;   /* most memory for keys and values; 0: what max_batch sequences need, within memory_share */
-    int cpu_threads;     /* of the CPU machine; 0: one per core, at most 16 */
-    int ring_stages;     /* depth of the weight ring, at most as generated; 0: as generated */
-    int in_flight;       /* ring stages on their way at once; 0: as generated for the number of rows */
-    int steps_ahead;     /* steps queued before the host has read their tokens; 0: 8 */
-    bool no_prefill;     /* prompts go through steps, as in models that have no launches for them */
+    int max_batch;     /* sequences decoded together: steps have the columns for them; 0: nmk_rows */
+    int max_len;       /* tokens a sequence may have, prompt included; 0: what the model allows, at most 256 Ki */
+    uint64_t kv_bytes; /* most memory for keys and values; 0: what max_batch sequences need, within memory_share */
+    int cpu_threads;   /* of the CPU machine; 0: one per core, at most 16 */
+    int ring_stages;   /* depth of the weight ring, at most as generated; 0: as generated */
+    int in_flight;     /* ring stages on their way at once; 0: as generated for the number of rows */
+    int steps_ahead;   /* steps queued before the host has read their tokens; 0: 8 */
+    bool no_prefill;   /* prompts go through steps, as in models that have no launches for them */
+    nmk_prefill_mode prefill_mode;
     bool allow_spills;   /* run a kernel that spills registers */
     const char *kernel;  /* CUDA file to compile instead of the kernel built in, for trying changes; NULL: built in */
     const char *variant; /* folder of `nmkgen variant`: a schedule in place of the one built in; NULL: built in */

@@ -42,10 +42,14 @@ struct nmk_vm {
     uint32_t *counters;          /* [counters][NMK_COUNTER_WORDS], zero before the first step and only growing */
     uint32_t *tickets;           /* [NMK_TICKETS][2][NMK_COUNTER_WORDS] of even and odd epochs, zero before the first */
     int epoch;                   /* 1, 2, ...: one more at every step */
-    int threads;                 /* worker threads; 0 and 1: the caller alone, in the order that seed gives */
-    uint64_t seed;               /* any value; the same value walks the same way */
-    const uint8_t *forced;       /* NULL, or another machine's arena: its router logits then choose the experts */
-    struct nmk_vm_state *state;  /* NULL at first; nmk_vm_close frees it */
+    /* Of a launch that follows another one in the same kernel: what that has as `ended`.  An SM begins when its walks
+     * are at their ends there.  NULL: it follows none. */
+    const uint8_t *before;
+    uint8_t *ended;             /* NULL, or [NMK_SMS]: walks of each SM that are at their end */
+    int threads;                /* worker threads; 0 and 1: the caller alone, in the order that seed gives */
+    uint64_t seed;              /* any value; the same value walks the same way */
+    const uint8_t *forced;      /* NULL, or another machine's arena: its router logits then choose the experts */
+    struct nmk_vm_state *state; /* NULL at first; nmk_vm_close frees it */
     uint64_t (*trace)[NMK_TRACE_STAMPS]; /* NULL, or [sms][max_tasks], zeroed: nmk_now_ns at the points where the kernel
                                           * stamps its clock */
     uint64_t filters; /* a bit for each column that is cut, as the step began: at its end columns may have ended */
@@ -54,6 +58,15 @@ struct nmk_vm {
 /* Runs one step.  0, or -1 with a message: a deadlock (naming the tasks that wait) or a list that makes no sense; the
  * buffers and counters are then half-way. */
 int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len);
+
+/* The same on the caller's thread and in pieces, so that the pieces of two launches may take turns: move makes so many
+ * draws more. */
+enum {
+    NMK_VM_MORE = 1, /* it is not over */
+    NMK_VM_SHUT = 2  /* neither, and the launch before has to go on first */
+};
+int nmk_vm_begin(struct nmk_vm *vm, char *err, size_t err_len);
+int nmk_vm_move(struct nmk_vm *vm, int draws, char *err, size_t err_len);
 
 /* Frees what the steps kept between them; the buffers stay the caller's. */
 void nmk_vm_close(struct nmk_vm *vm);

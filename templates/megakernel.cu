@@ -52,9 +52,14 @@ DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
 
 //@slot sets
 
+#ifdef NMK_MIXED /* a part of templates/mixed.cu, which calls it apart for consumers and for the others */
+DEVICE void part(const nmk_params &p, u8 *memory, const bool others)
+{
+#else
 extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const __grid_constant__ nmk_params p)
 {
     extern __shared__ __align__(1024) u8 memory[];
+#endif
     Shared &s = *(Shared *)(memory + SHARED_REST);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
 
@@ -98,7 +103,10 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         __syncthreads();
     }
 
-    if (warp >= WARPS_COMPUTE) {
+#ifndef NMK_MIXED
+    const bool others = warp >= WARPS_COMPUTE;
+#endif
+    if (others) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
         if (warp == WARPS_COMPUTE) { /* ------------------------------------------------ producer */
             if (lane != 0) return;
@@ -190,3 +198,17 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
 #endif
     }
 }
+
+#ifdef NMK_MIXED
+/* By one thread, when all are done: the barriers are memory again. */
+DEVICE void end_part(u8 *memory)
+{
+    Shared &s = *(Shared *)(memory + SHARED_REST);
+    mbarriers_end(s.full, NMK_RING_STAGES), mbarriers_end(s.empty, NMK_RING_STAGES);
+    mbarriers_end(s.job_full, JOBS), mbarriers_end(s.job_empty, JOBS), mbarriers_end(s.route_ready, 2);
+    mbarriers_end(s.desc_full, DESC_BLOCKS), mbarriers_end(s.desc_empty, DESC_BLOCKS);
+}
+
+/* Whether this block has seen that the step is lost. */
+DEVICE bool is_lost(const u8 *memory) { return *(const volatile u32 *)&((const Shared *)(memory + SHARED_REST))->gone; }
+#endif

@@ -2,6 +2,7 @@
 // they write.  Blocks of at most 256 threads, as many as you like: every kernel strides over its work, which is
 // less than 2^31 items (64 GiB of weights) a launch.
 
+#ifndef NMK_MIXED // that module takes steps, and loads nothing
 #ifndef NMK_KERNEL // tests compile this text as C, with threads that take turns
 #define NMK_KERNEL extern "C" __global__ void __launch_bounds__(256)
 #endif
@@ -120,3 +121,4 @@ NMK_KERNEL nmk_fill_kv(unsigned short *dst, long long n, unsigned int key, float
                                            nmk_random_two(row_key, 4, 0, step), nmk_random_two(row_key, 6, 0, step));
     }
 }
+#endif

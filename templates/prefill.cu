@@ -5,9 +5,14 @@
  * What is different from a step (templates/megakernel.cu): every SM has one task of each node and takes units of what
  * the chunk has; the load role waits for the task's counters, because it copies what this launch has written; compute
  * writes global memory itself, and one thread signals for all. */
+#ifdef NMK_MIXED /* as in templates/megakernel.cu */
+DEVICE void part(const nmk_params &p, u8 *memory, const bool others)
+{
+#else
 extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const __grid_constant__ nmk_params p)
 {
     extern __shared__ __align__(1024) u8 memory[];
+#endif
     Shared &s = *(Shared *)(memory + SHARED_REST);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
 
@@ -32,7 +37,10 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
     if (thread == 0) k.tokens = __ldcg(&((const nmk_chunk *)p.control)->tokens);
     attention_init(k.attention, p, thread);
 
-    if (warp >= WARPS_COMPUTE) {
+#ifndef NMK_MIXED
+    const bool others = warp >= WARPS_COMPUTE;
+#endif
+    if (others) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         const Context context = {p, s, memory, ROLE_LOAD, 0, lane, -1};
         ChunkLoader c = {{context, {0, 1}, {0, 0}, 0, false, evict_first_policy(), nullptr, 0, 0},

@@ -104,6 +104,16 @@ DEVICE void mbarrier_init(u32 bar, u32 arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
 
+#ifdef NMK_MIXED
+/* What is put there next may be no barrier, or a new one. */
+DEVICE void mbarriers_end(u64 *bar, int count)
+{
+#pragma unroll 1
+    for (int i = 0; i < count; i++)
+        asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&bar[i])) : "memory");
+}
+#endif
+
 DEVICE void mbarrier_arrive(u32 bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");

@@ -434,6 +434,9 @@ struct nmk_vm_state {
     int awake; /* optional tasks run in this step */
     struct walk walk[WALKS];
     struct claims claims[NMK_TICKETS];
+    /* one thread only: walks that can move, slow ones apart, and those that wait for their SM; see move_seeded */
+    int ready[2][WALKS], ready_count[2], shut[WALKS], shut_count, left;
+    uint64_t random;
     /* the rest: workers only */
     int workers;
     atomic_char taken[WALKS]; /* by a worker, or done */
@@ -517,7 +520,10 @@ static int advance(struct nmk_vm *vm, struct walk *w, int *signalled)
         }
         const int32_t *d = task_at(vm, w->sm, w->next);
         if (!w->help) stamp(vm, w, 0);
-        if (d[0] == 0) return DONE;
+        if (d[0] == 0) {
+            if (vm->ended) atomic_fetch_add((_Atomic uint8_t *)&vm->ended[w->sm], 1);
+            return DONE;
+        }
         if (!sane(vm, d)) {
             fail(sm, "opcode or counter out of range");
             return BROKEN;
@@ -629,30 +635,58 @@ static uint64_t draw(uint64_t *s)
     return z ^ z >> 31;
 }
 
-static inline void wake(const struct nmk_vm_state *s, int who, int ready[2][WALKS], int n[2])
+static inline void wake(struct nmk_vm_state *s, int who)
 {
     const int slow = s->walk[who].slow;
-    ready[slow][n[slow]++] = who;
+    s->ready[slow][s->ready_count[slow]++] = who;
+}
+
+/* Whether the SM is done with the launch that this one follows. */
+static int is_open(const struct nmk_vm *vm, int sm)
+{
+    return !vm->before || atomic_load((_Atomic uint8_t *)&vm->before[sm]) == WALKS / NMK_SMS;
+}
+
+/* Walks whose SM has become open. */
+static void wake_open(struct nmk_vm *vm)
+{
+    struct nmk_vm_state *s = vm->state;
+    for (int i = s->shut_count; i-- > 0;)
+        if (is_open(vm, s->walk[s->shut[i]].sm)) {
+            wake(s, s->shut[i]);
+            s->shut[i] = s->shut[--s->shut_count];
+        }
+}
+
+static void begin_seeded(struct nmk_vm *vm)
+{
+    struct nmk_vm_state *s = vm->state;
+    s->ready_count[0] = s->ready_count[1] = s->shut_count = 0, s->left = WALKS, s->random = vm->seed;
+    const int slow = (int)(draw(&s->random) % 4 * 3); /* 0, 3, 6 or 9 */
+    for (int i = 0; i < slow; i++) s->walk[draw(&s->random) % WALKS].slow = 1;
+    for (int i = 0; i < variant_of(vm)->counters; i++) s->lot[i] = (struct lot){-1, INT32_MAX};
+    for (int i = 0; i < WALKS; i++)
+        if (is_open(vm, s->walk[i].sm)) wake(s, i);
+        else s->shut[s->shut_count++] = i;
 }
 
 /* One thread.  A drawn walk runs a drawn number of tasks (1 to 128, so that some run far ahead) or up to a wait that is
  * not met; there it parks at the counter until someone signals it.  A few drawn walks are slow: they move one task at a
  * time, and only when no other can.  Without them a missing wait for somebody far behind would go unseen: with everyone
  * equally fast nobody is ever far behind.  Slow ones would never get anything of a queue, so some of those who hold a
- * unit become slow. */
-static int step_seeded(struct nmk_vm *vm, char *err, size_t err_len)
+ * unit become slow.
+ *
+ * Returns after at most so many draws: NMK_VM_MORE where it is not over; NMK_VM_SHUT if nobody can move before another
+ * SM is open. */
+static int move_seeded(struct nmk_vm *vm, int draws, char *err, size_t err_len)
 {
     struct nmk_vm_state *s = vm->state;
-    int ready[2][WALKS], n[2] = {0, 0}, left = WALKS;
-    uint64_t random = vm->seed;
-
-    const int slow = (int)(draw(&random) % 4 * 3); /* 0, 3, 6 or 9 */
-    for (int i = 0; i < slow; i++) s->walk[draw(&random) % WALKS].slow = 1;
-    for (int i = 0; i < variant_of(vm)->counters; i++) s->lot[i] = (struct lot){-1, INT32_MAX};
-    for (int i = 0; i < WALKS; i++) wake(s, i, ready, n);
-    while (n[0] + n[1] > 0) {
-        const uint64_t r = draw(&random);
-        const int pool = n[0] == 0, at = (int)((r >> 32) % (unsigned)n[pool]), who = ready[pool][at];
+    wake_open(vm);
+    while (s->ready_count[0] + s->ready_count[1] > 0) {
+        if (draws-- == 0) return NMK_VM_MORE;
+        const uint64_t r = draw(&s->random);
+        const int pool = s->ready_count[0] == 0, at = (int)((r >> 32) % (unsigned)s->ready_count[pool]);
+        const int who = s->ready[pool][at];
         struct walk *w = &s->walk[who];
         int burst = pool ? 1 : 1 << (r & 7), got = RAN;
         while (got == RAN && burst-- > 0) {
@@ -666,17 +700,19 @@ static int step_seeded(struct nmk_vm *vm, char *err, size_t err_len)
                 w->parked = lot->first, lot->first = who;
                 if (arrivals < lot->arrivals) lot->arrivals = arrivals;
             } else if (lot->first >= 0 && reached(vm, c, lot->arrivals)) {
-                for (int i = lot->first; i >= 0; i = s->walk[i].parked) wake(s, i, ready, n);
+                for (int i = lot->first; i >= 0; i = s->walk[i].parked) wake(s, i);
                 *lot = (struct lot){-1, INT32_MAX};
             }
         }
-        if (got == RAN && !pool && !w->help && s->sm[w->sm].held >= 0) w->slow = draw(&random) % 8 == 0;
+        if (got == RAN && !pool && !w->help && s->sm[w->sm].held >= 0) w->slow = draw(&s->random) % 8 == 0;
         if (got == RAN && w->slow == pool) continue;
-        ready[pool][at] = ready[pool][--n[pool]]; /* the last one may be a walk that was just woken */
-        if (got == RAN) wake(s, who, ready, n);
-        if (got == DONE) left--;
+        /* the last one may be a walk that was just woken */
+        s->ready[pool][at] = s->ready[pool][--s->ready_count[pool]];
+        if (got == RAN) wake(s, who);
+        if (got == DONE) s->left--;
     }
-    return left ? report_deadlock(vm, err, err_len) : 0;
+    if (s->shut_count) return NMK_VM_SHUT;
+    return s->left ? report_deadlock(vm, err, err_len) : 0;
 }
 
 struct worker {
@@ -760,7 +796,7 @@ static int step_threaded(struct nmk_vm *vm, char *err, size_t err_len)
     return atomic_load(&s->stop) ? report_deadlock(vm, err, err_len) : 0;
 }
 
-int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
+int nmk_vm_begin(struct nmk_vm *vm, char *err, size_t err_len)
 {
     const size_t lots = (size_t)variant_of(vm)->counters * sizeof(struct lot);
     if (!vm->state && !(vm->state = calloc(1, sizeof *vm->state + lots)))
@@ -773,6 +809,7 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
         memset(sm->acc, 0, sizeof sm->acc);
         s->walk[i] = (struct walk){.sm = i, .help = 0, .parked = -1};
         s->walk[NMK_SMS + i] = (struct walk){.sm = i, .help = 1, .parked = -1};
+        if (vm->ended) vm->ended[i] = 0;
     }
     memset(s->claims, 0, sizeof s->claims);
     /* as the step before leaves it: NaN, whatever is read before it is written */
@@ -785,8 +822,21 @@ int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
         s->awake |= vm->control->column[n].flags & (NMK_COLUMN_FILTERS | NMK_COLUMN_LOGPROBS);
         if (vm->control->column[n].flags & NMK_COLUMN_FILTERS) vm->filters |= (uint64_t)1 << n;
     }
-    if (vm->threads > 1 ? step_threaded(vm, err, err_len) : step_seeded(vm, err, err_len)) return -1;
-    return report_unclaimed(vm, err, err_len);
+    begin_seeded(vm);
+    return 0;
+}
+
+int nmk_vm_move(struct nmk_vm *vm, int draws, char *err, size_t err_len)
+{
+    const int got = move_seeded(vm, draws, err, err_len);
+    return got ? got : report_unclaimed(vm, err, err_len);
+}
+
+int nmk_vm_step(struct nmk_vm *vm, char *err, size_t err_len)
+{
+    if (nmk_vm_begin(vm, err, err_len)) return -1;
+    if (vm->threads <= 1) return nmk_vm_move(vm, INT32_MAX, err, err_len);
+    return step_threaded(vm, err, err_len) ? -1 : report_unclaimed(vm, err, err_len);
 }
 
 void nmk_vm_close(struct nmk_vm *vm)

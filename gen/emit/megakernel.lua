@@ -310,6 +310,20 @@ local function emit_block_asserts(w)
   w:line('static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memory beside the ring");')
 end
 
+-- What a kernel is called where it is a part of one that is a step and behind it a chunk (templates/mixed.cu): the text
+-- of both, one after the other, with NMK_MIXED defined.
+local PARTS, MIXED = { step = "of_step", prefill = "of_chunk" }, "templates/mixed.cu"
+
+--- The end of a part: the next one defines the same names.
+local function end_part(w, launch)
+  local defined = {}
+  for name in w:text():gmatch("\n%s*#define ([%a_][%w_]*)") do defined[name] = true end
+  w:line("#ifdef NMK_MIXED")
+  w:line("} // namespace %s", PARTS[launch])
+  for _, name in ipairs(writer.sorted(defined)) do w:line("#undef %s", name) end
+  w:line("#endif")
+end
+
 local HASH_LINE = "#define NMK_HASH"
 
 --- The kernel's text with the hash of everything that went in.
@@ -325,6 +339,9 @@ function M.text(ctx)
   w:line(writer.banner(ctx.sources))
   w:line(HASH_LINE)
   w:line("")
+  w:line("#ifdef NMK_MIXED")
+  w:line("namespace %s {", PARTS[ctx.model.launch])
+  w:line("#endif")
   abi.device(w, ctx)
   w:line("")
   local fill = slots(ctx, used)
@@ -334,6 +351,12 @@ function M.text(ctx)
     w:template(text, path, fill)
   end
   emit_block_asserts(w)
+  end_part(w, ctx.model.launch)
+  if ctx.model.launch == "prefill" then
+    w:line("#ifdef NMK_MIXED")
+    w:template(assert(ctx.read(MIXED), MIXED), MIXED, {})
+    w:line("#endif")
+  end
   return w:text()
 end
 

@@ -117,7 +117,7 @@ DEVICE float head_scale(float2 quarter)
     return rsqrtf(sum * (1.f / P::head_dim) + P::eps);
 }
 
-DEVICE u32 least(float2 v) { return ::least(__float_as_uint(v.x), __float_as_uint(v.y)); }
+DEVICE u32 least_half(float2 v) { return least(__float_as_uint(v.x), __float_as_uint(v.y)); }
 
 DEVICE u32 scale_pair(u32 pair, float scale) { return bf16_pair(bf16_low(pair) * scale, bf16_high(pair) * scale); }
 
@@ -152,7 +152,7 @@ DEVICE void append(Consumer &c, const Segment &g, const bf16 *qkv, const float *
         if constexpr (POSTED) key = make_uint2(load_word(from), load_word(from + 2));
         else key = __ldcg((const uint2 *)from);
         quarter = fetch_squares(c, squares, g.column, P::heads + g.kv_head);
-        if (!POSTED || !c.lacks(::least(::least(key.x, key.y), least(quarter)), looks)) break;
+        if (!POSTED || !c.lacks(least(least(key.x, key.y), least_half(quarter)), looks)) break;
     }
     const float scale = head_scale(quarter);
     const u64 index = ((u64)page * (kind ? P::sliding_layers : P::full_layers) + t.kv_layer) * P::kv_heads + g.kv_head;
@@ -231,13 +231,13 @@ DEVICE void compute(Consumer &c, const Task &t)
                 if (there(t2 + j) && (!WHOLE || w < 4)) {
                     const u16 *from = kv + (t2 + j) * ROWS + V0 + dims * 16 + g - (g & 1);
                     const u32 low16 = load_word(from), high16 = load_word(from + 8);
-                    word = ::least(word, ::least(low16, high16));
+                    word = least(word, least(low16, high16));
                     own_v.x |= (low16 >> (g & 1) * 16 & 0xffff) << 16 * j;
                     own_v.y |= (high16 >> (g & 1) * 16 & 0xffff) << 16 * j;
                 }
 #pragma unroll
-            for (int k = 0; k < FRAGMENTS; k++) word = ::least(word, ::least(key[k]));
-            if constexpr (P::qk_norm) word = ::least(word, least(key_squares));
+            for (int k = 0; k < FRAGMENTS; k++) word = least(word, least(key[k]));
+            if constexpr (P::qk_norm) word = least(word, least_half(key_squares));
             return word;
         };
         if constexpr (POSTED) {
@@ -248,8 +248,8 @@ DEVICE void compute(Consumer &c, const Task &t)
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
 #pragma unroll
-                    for (int k = 0; k < FRAGMENTS; k++) word = ::least(word, ::least(ahead[n][k]));
-                    if constexpr (P::qk_norm) word = ::least(word, least(squares_ahead[n]));
+                    for (int k = 0; k < FRAGMENTS; k++) word = least(word, least(ahead[n][k]));
+                    if constexpr (P::qk_norm) word = least(word, least_half(squares_ahead[n]));
                 }
                 if (!c.lacks(word, looks)) break;
                 fetch(seg);

@@ -39,12 +39,12 @@ DEVICE void merge(Helper &c, float4 &o, float2 &sum, const float4 *from, const f
             const float4 both = load_floats(ml + min(k, last) * PAIRS);
             m[j] = k <= last ? make_float2(both.x, both.y) : make_float2(-1e30f, -1e30f);
             l[j] = make_float2(both.z, both.w);
-            if constexpr (POSTED) word = ::least(word, ::least(both));
+            if constexpr (POSTED) word = least(word, least(both));
         }
         if constexpr (!POSTED || !SHARE) fetch();
         if constexpr (POSTED && !SHARE) {
 #pragma unroll
-            for (int j = 0; j < EACH; j++) word = ::least(word, ::least(v[j]));
+            for (int j = 0; j < EACH; j++) word = least(word, least(v[j]));
         }
         if (!POSTED || !c.lacks(word, looks)) break;
     }
@@ -67,7 +67,7 @@ DEVICE void merge(Helper &c, float4 &o, float2 &sum, const float4 *from, const f
             u32 word = 0;
             fetch();
 #pragma unroll
-            for (int j = 0; j < EACH; j++) word = ::least(word, ::least(v[j]));
+            for (int j = 0; j < EACH; j++) word = least(word, least(v[j]));
             if (!c.lacks(word, looks)) break;
         }
     }

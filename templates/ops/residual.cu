@@ -45,7 +45,7 @@ DEVICE void store(Storer &c, const Task &t)
         c.wait_job(); /* x may be the other storer's, and only what compute knows is behind it */
         u32 looks = 0;
 #pragma unroll 1
-        while (!POSTED || c.lacks(::least(as_words(make_float4(old[0], old[1], old[2], old[3]))), looks)) {
+        while (!POSTED || c.lacks(least(as_words(make_float4(old[0], old[1], old[2], old[3]))), looks)) {
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 const int n = (c.column(at) + j) * P::hidden;

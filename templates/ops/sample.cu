@@ -61,6 +61,10 @@ DEVICE void help(Helper &c, const Task &t)
     nmk_column *column = &control->column[n];
     const bool sampled = flags & NMK_COLUMN_SAMPLES, none = (u32)id >= (u32)P::vocab; /* none: every logit was NaN */
     if (flags & NMK_COLUMN_LOGPROBS && !none) tell_logprobs(c, t, id);
+#ifdef NMK_MIXED /* the host takes the token as it comes, and what belongs to it, while the launch goes on */
+    if (flags & NMK_COLUMN_LOGPROBS) __threadfence_system();
+    __syncwarp();
+#endif
     bool stop = false;
     const int stops = __ldcg(&control->stop_count);
     if (c.lane < stops) stop = __ldcg(&control->stop_ids[c.lane]) == id;

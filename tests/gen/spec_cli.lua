@@ -53,7 +53,7 @@ status, _, err = t.run("build/nmkgen check -t h100 " .. TOY)
 t.same("another target by flag", status .. err, "0")
 status, out, err = t.run("build/nmkgen check " .. TOY)
 local line = "^nmc%-toy: 5 layers, %d+ nodes, %d+ tasks on 132 SMs, proven; "
-  .. "prefill of up to %d+ tokens: %d+ nodes, proven\n$"
+  .. "prefill of up to %d+ tokens: %d+ nodes, alone and behind a step, proven\n$"
 t.case("check", status == 0 and err == "" and out:find(line) ~= nil, status .. out .. err)
 status, out, err = t.run("build/nmkgen plan " .. TOY)
 t.case("plan", status == 0 and err == "" and out ~= "", status .. err)

@@ -47,7 +47,7 @@ static nmk_options test_options(const char *device, int max_len, uint64_t kv_byt
     return o;
 }
 
-static nmk_engine *open_gpu(const char *name, int max_len, uint64_t kv_bytes) {
+__attribute__((unused)) static nmk_engine *open_gpu(const char *name, int max_len, uint64_t kv_bytes) {
     nmk_err e = {0};
     nmk_engine *g = NULL;
     nmk_options o = test_options("cuda:0", max_len, kv_bytes);

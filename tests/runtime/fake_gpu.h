@@ -27,7 +27,8 @@ typedef struct {
     size_t bytes;
     int value;
     nmk_params params;
-    bool chunk; /* the STEP is one */
+    bool chunk;       /* the STEP is one */
+    uint64_t between; /* of a mixed launch: where its times go */
     struct fake_event *event;
 } work;
 
@@ -78,7 +79,7 @@ static void drop(const char *src, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 4096) seen = src[i];
     (void)seen;
 }
-static int steps_run;
+static int steps_run, mixed_launches;
 /* In place of token + 1: called for every live column of a step, in their order; what it says counts for those that
  * sample. */
 static int32_t (*fake_model)(const nmk_params *p, const nmk_column *column);
@@ -201,7 +202,12 @@ static void run_one(void) {
     if (w->kind == COPY && is_large) drop(w->src, w->bytes);
     if (w->kind == COPY && !is_large) memcpy((void *)(uintptr_t)w->dst, w->src, w->bytes);
     if (w->kind == SET && !is_large) memset((void *)(uintptr_t)w->dst, w->value, w->bytes);
-    if (w->kind == STEP) (w->chunk ? run_chunk : run_step)(&w->params);
+    if (w->kind == STEP) {
+        uint64_t *times = (uint64_t *)(uintptr_t)w->between;
+        if (times && !w->chunk) times[0] = (uint64_t)(1e6 * fake_now_ms) + 1;
+        (w->chunk ? run_chunk : run_step)(&w->params);
+        if (times && !w->chunk) times[1] = (uint64_t)(1e6 * fake_now_ms) + 1;
+    }
     if (w->kind == EVENT) *w->event = (struct fake_event){true, fake_now_ms};
 }
 
@@ -352,18 +358,21 @@ static CUresult event_elapsed(float *ms, CUevent a, CUevent b) {
 }
 /* All cubins are the same file, so a module is of what was compiled last. */
 static const char *compiled;
+static bool compiled_mixed;
 static CUresult module_load(CUmodule *m, const void *image) {
     (void)image;
     const bool chunks = nmk_prefill && compiled == nmk_prefill->kernel;
-    return *m = chunks ? (CUmodule)&seen_chunks : (CUmodule)&fake, fake.load_result;
+    *m = compiled_mixed ? (CUmodule)&compiled_mixed : chunks ? (CUmodule)&seen_chunks : (CUmodule)&fake;
+    return fake.load_result;
 }
 static CUresult module_unload(CUmodule m) {
     (void)m;
     return 0;
 }
-static char step_function, chunk_function, other_function;
+static char step_function, chunk_function, mixed_function, other_function;
 static CUresult module_function(CUfunction *f, CUmodule m, const char *name) {
     if (strcmp(name, "nmk_step")) return *f = (CUfunction)&other_function, 0;
+    if (m == (CUmodule)&compiled_mixed) return *f = (CUfunction)&mixed_function, 0;
     return *f = (CUfunction)(m == (CUmodule)&fake ? &step_function : &chunk_function), 0;
 }
 static CUresult function_set(CUfunction f, int attribute, int value) {
@@ -380,10 +389,16 @@ static CUresult launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigne
     (void)y, (void)z, (void)by, (void)bz, (void)s, (void)extra;
     if (f == (CUfunction)&other_function) return 0;
     assert(x == NMK_SMS && bx == NMK_THREADS && smem_bytes == NMK_SMEM_BYTES);
-    work *w = add_work(STEP);
-    w->chunk = f == (CUfunction)&chunk_function;
-    memcpy(&w->params, params[0], sizeof(nmk_params));
-    if (++queued_steps > most_queued_steps) most_queued_steps = queued_steps;
+    /* what is mixed happens one after the other, so that the step's tokens are there before the chunk is over */
+    const bool mixed = f == (CUfunction)&mixed_function;
+    mixed_launches += mixed;
+    for (int i = 0; i < 1 + mixed; i++) {
+        work *w = add_work(STEP);
+        w->chunk = mixed ? i : f == (CUfunction)&chunk_function;
+        w->between = mixed ? *(uint64_t *)params[2] : 0;
+        memcpy(&w->params, params[i], sizeof(nmk_params));
+        if (++queued_steps > most_queued_steps) most_queued_steps = queued_steps;
+    }
     return 0;
 }
 
@@ -396,7 +411,7 @@ static int rtc_zero(void) { return 0; }
 static nvrtcResult rtc_create(nvrtcProgram *p, const char *source, const char *name, int n, const char *const *texts,
                               const char *const *names) {
     (void)name, (void)n, (void)texts, (void)names;
-    compiled = source;
+    compiled = source, compiled_mixed = !strncmp(source, "#define NMK_MIXED", 17);
     return *p = (nvrtcProgram)&fake, 0;
 }
 static nvrtcResult rtc_compile(nvrtcProgram p, int count, const char *const *options) {
