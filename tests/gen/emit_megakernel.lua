@@ -237,10 +237,20 @@ end
 
 do
   local text = megakernel.text(ctx)
-  t.case("the kernel has what the generator counted with", text:sub(text:find("static_assert(WARPS", 1, true), -1), [[
+  local asserts = text:find("static_assert(WARPS", 1, true)
+  local part_end = text:find("#ifdef NMK_MIXED", asserts, true)
+  t.case("the kernel has what the generator counted with", text:sub(asserts, part_end - 1), [[
 static_assert(WARPS_COMPUTE == 8 && WARPS_ALL * 32 == NMK_THREADS, "the warps of a block");
 static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memory beside the ring");
 ]])
+  -- As a part of a kernel that is two it leaves no name behind.
+  local defined, undefined = {}, {}
+  for name in text:gmatch("#define (%S+)") do defined[#defined + 1] = name end
+  for name in text:sub(part_end):gmatch("#undef (%S+)") do undefined[#undefined + 1] = name end
+  table.sort(defined)
+  t.case("a part's names end with it", table.concat(undefined, " "), table.concat(defined, " "))
+  t.case("a part's namespace", text:match("#ifdef NMK_MIXED\nnamespace (%S+) {\n#endif"), "of_step")
+  t.case("ends there", text:sub(part_end):match("^#ifdef NMK_MIXED\n} // namespace (%S+)\n#undef"), "of_step")
   -- Numbers that a template spells out must be those of emit/abi.lua.
   local function refused(name, path, from, to, want)
     local file = assert(io.open(path, "rb"))
