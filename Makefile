@@ -527,9 +527,12 @@ build-asan-tests: build/asan/Makefile build/nmkgen
 	@+$(call sanitized,asan,$(ASAN_TESTS))
 	@printf '%s\n' $(ASAN_TESTS) >build/asan/build/quick
 
-test-asan test-tsan: test-%: deps build/%/Makefile
-	@+$(call sanitized,$*,$(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) build-sanitized)
-	@NMK_TEST_SECONDS=1800 build/$*/tests/run $(TOY)/server $(TOY)/runtime server/serve_flags
+define test_sanitized
+@+$(call sanitized,$(1),$(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) build-sanitized)
+@NMK_TEST_SECONDS=1800 build/$(1)/tests/run $(TOY)/server $(TOY)/runtime server/serve_flags
+endef
+test-asan: deps build/asan/Makefile ; $(call test_sanitized,asan)
+test-tsan: deps build/tsan/Makefile ; $(call test_sanitized,tsan)
 
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # Two tests need the shape of the large model.
