@@ -74,17 +74,21 @@ static void test_noise(void) {
 static struct nmk_vm vm;
 
 static void test_chunks(void) {
+    enum { FARTHEST = 1 << 18 }; /* 256K, whatever the toy's context is */
     int wrong = 0;
     for (int sliding = 0; sliding < 2; sliding++)
-        for (int base = 0; base < 5000; base++) {
+        for (int base = 0; base < FARTHEST; base++) {
             const nmk_column c = {.pos = base + base % NMK_COLUMNS, .base = base};
             const struct chunks s = chunks_of(&vm, &c, sliding, NMK_WINDOW);
             const int lo = sliding && c.pos >= NMK_WINDOW ? c.pos - NMK_WINDOW + 1 : 0;
             wrong += s.lo != lo || s.count < 1 || s.count > NMK_CHUNKS_MAX || s.count > s.pages;
             wrong += base > lo && (s.first * PAGE > lo || (s.first + s.pages) * PAGE < base ||
                                    (s.first + s.pages - 1) * PAGE >= base || (s.first + 1) * PAGE <= lo);
+            /* of full layers far on all chunks are at work, and none has twice what another has */
+            const int least = s.pages / s.count, most = (s.pages + s.count - 1) / s.count;
+            wrong += base > FARTHEST / 2 && !sliding && (s.count < NMK_CHUNKS_MAX || most > least + 1);
         }
-    result(wrong == 0, "chunks", "%d of 10000 rows with pages too few or too many", wrong);
+    result(wrong == 0, "chunks", "%d of %d rows with pages too few or too many", wrong, 2 * FARTHEST);
 }
 
 /* ---- attention and combine against a softmax in double ---- */
