@@ -1035,14 +1035,17 @@ static void note_chunk(nmk_batch *b, const chunk *k, uint64_t number, bool idle,
 /* ---- launches ---- */
 
 /* 1: queued; 0: there is nothing to compute before tokens of queued steps are read; -1: failed.  beside: prompts are
- * fed by chunks meanwhile. */
-static int queue_step(nmk_batch *b, bool beside, nmk_err *e) {
+ * fed by chunks meanwhile; both: a chunk goes with the step, if there is one. */
+static int queue_step(nmk_batch *b, bool beside, bool both, nmk_err *e) {
+    chunk k = {.spans = 0};
     request *feed[HALVES];
     nmk_column column[NMK_ROWS];
     bool write[NMK_ROWS];
-    uint64_t number;
-    do choose_fed(b, feed);
-    while (!make_room(b, feed));
+    uint64_t number, behind = 0;
+    do {
+        while (both && !choose_spans(b, &k)) {}
+        choose_fed(b, feed);
+    } while (!make_room(b, feed));
     int live = plan(b, feed, column, write);
     if (!live) {
         for (int c = 0; c < b->columns; c++) b->idle[c] = b->idle[c] && !write[c];
@@ -1055,7 +1058,9 @@ static int queue_step(nmk_batch *b, bool beside, nmk_err *e) {
     }
     if (b->tasks) nmk_tasks_queue(b->tasks);
     const bool idle = is_idle(b);
-    if (nmk_engine_queue_step(b->engine, live, &number, e)) return -1;
+    if (k.spans ? nmk_engine_queue_both(b->engine, live, k.span, k.spans, b->chunk_token, &number, &behind, e)
+                : nmk_engine_queue_step(b->engine, live, &number, e))
+        return -1;
     if (b->tasks) nmk_tasks_queued(b->tasks, number);
     note_queued(b, number, live, idle, beside);
     for (int c = 0; c < b->columns; c++) {
@@ -1071,8 +1076,9 @@ static int queue_step(nmk_batch *b, bool beside, nmk_err *e) {
         take_column(b, c);
         b->idle[c] = r->moves; /* the machine itself ends it, or else leaves it as it is */
     }
+    if (k.spans) note_chunk(b, &k, behind, false, true);
     note_computed(b);
-    b->chunk_last = false;
+    b->chunk_last = k.spans > 0;
     return 1;
 }
 
@@ -1091,18 +1097,19 @@ static int queue_chunk(nmk_batch *b, nmk_err *e) {
 }
 
 /* A step or a chunk: where rows decode and prompts are fed, steps have their share of the time, and no chunk follows
- * another.  As queue_step. */
+ * another.  In a mixed engine a chunk goes in one launch with the step before it.  As queue_step. */
 static int queue_launch(nmk_batch *b, nmk_err *e) {
     b->plans++;
     jump_ahead(b);
     const bool fed = takes_chunks(b) && next_fed(b, NULL), beside = fed && some_decode(b);
     if (!beside) nmk_pace_forgive(&b->pace);
-    const bool first = fed && !(beside && (b->chunk_last || !nmk_pace_may_chunk(&b->pace)));
+    const bool both = beside && b->engine->mixed && nmk_pace_may_chunk(&b->pace, true);
+    const bool first = fed && !(beside && (b->engine->mixed || b->chunk_last || !nmk_pace_may_chunk(&b->pace, false)));
     if (first) {
         const int queued = queue_chunk(b, e);
         if (queued) return queued;
     }
-    const int queued = queue_step(b, beside, e);
+    const int queued = queue_step(b, beside, both, e);
     /* rows may rest until tokens are read; if none are to come, nobody is held up by a chunk */
     return queued || !fed || first || b->engine->steps != b->done ? queued : queue_chunk(b, e);
 }

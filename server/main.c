@@ -62,8 +62,9 @@ static const nmk_flag table[] = {
     {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in, for trying changes (none)"},
     {"--variant", "DIR", "schedule that nmkgen variant wrote, instead of the one built in (none)"},
     {"--prefill-budget-ms", "N", "how long sequences that decode wait for a piece of another's prompt, about (25)"},
-    {"--decode-share", "PERCENT",
-     "of the time that sequences that decode keep while others' prompts are computed (70)"},
+    {"--prefill-mode", "alternate|mixed",
+     "steps and pieces of prompts in launches of their own, or in one (alternate)"},
+    {"--decode-share", "PERCENT", "of the time that sequences which decode keep beside others' prompts (70)"},
     {"--gpu-memory-utilization", "F", "share of the GPU's memory for weights, keys, values and buffers (0.9)"},
     {"--generation-config", "auto|vllm", "defaults of requests: generation_config.json, or neutral ones (auto)"},
     {"--chat-template", "FILE", "a Jinja file in place of the checkpoint's template (the checkpoint's)"},
@@ -284,6 +285,11 @@ static int set_flag(void *user, const char *name, const char *value) {
         return nmk_flag_int(value, 1, 1000000, NULL, &s->budget_ms)
                    ? 0
                    : nmk_flag_bad(&flags, name, value, "milliseconds from 1");
+    if (!strcmp(name, "--prefill-mode")) {
+        bool mixed;
+        if (one_of(name, value, "alternate", "mixed", &mixed)) return 2;
+        return s->options.prefill_mode = mixed ? NMK_PREFILL_MIXED : NMK_PREFILL_ALTERNATE, 0;
+    }
     if (!strcmp(name, "--decode-share"))
         return nmk_flag_int(value, 0, 99, NULL, &s->share) ? 0 : nmk_flag_bad(&flags, name, value, "0 to 99");
     if (!strcmp(name, "--gpu-memory-utilization"))

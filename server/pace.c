@@ -107,7 +107,9 @@ void nmk_pace_end_step(nmk_pace *p, double ms, double expected_ms, bool beside) 
     if (known) p->step_ms = p->step_ms > 0 ? keep * p->step_ms + (1 - keep) * tamed(ms, p->step_ms) : ms;
 }
 
-bool nmk_pace_may_chunk(const nmk_pace *p) { return p->owed_ms + p->queued_ms <= 0; }
+bool nmk_pace_may_chunk(const nmk_pace *p, bool behind_step) {
+    return p->owed_ms + p->queued_ms <= (behind_step ? p->step_ms : 0);
+}
 
 void nmk_pace_forgive(nmk_pace *p) { p->owed_ms = 0; }
 

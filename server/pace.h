@@ -52,8 +52,9 @@ void nmk_pace_end_chunk(nmk_pace *pace, double work, double ms, double expected_
 double nmk_pace_queue_step(nmk_pace *pace, bool beside);
 void nmk_pace_end_step(nmk_pace *pace, double ms, double expected_ms, bool beside);
 
-/* Whether decoding has had its share since the last chunk.  From now on it has; and nothing is queued. */
-bool nmk_pace_may_chunk(const nmk_pace *pace);
+/* Whether decoding has had its share since the last chunk, or has it with one step more.  From now on it has; and
+ * nothing is queued. */
+bool nmk_pace_may_chunk(const nmk_pace *pace, bool behind_step);
 void nmk_pace_forgive(nmk_pace *pace);
 void nmk_pace_drop(nmk_pace *pace);
 

@@ -10,6 +10,7 @@
 enum { MANY = 10, MAX_LEN = 2048, BUDGET_MS = 20 };
 
 static const double STEP_MS = 1.5;
+static bool mixed; /* the engine's launches */
 
 static client many[MANY];
 
@@ -138,6 +139,7 @@ static void test_budget(nmk_batch *b, int share) {
         rc |= submit(b, &many[i], &e);
     }
     const nmk_batch_stats old = quick_stats(b);
+    const int mixed_before = mixed_launches;
     go_on(&many[0], 0);
     for (int i = 0; i < 8; i++) good &= is_whole(&many[i]);
     const nmk_batch_stats new = quiet(b);
@@ -151,6 +153,8 @@ static void test_budget(nmk_batch *b, int share) {
     const double part = step_ms / (step_ms + chunk_ms) * 100;
     check(rc == 0 && good && fed() == 4 * 999 && bad_chunks() == 0, "prompts are fed beside rows that decode", "%d: %s",
           fed(), e.text);
+    check(mixed_launches - mixed_before == (mixed ? seen_chunks : 0), "each chunk in the way that was chosen",
+          "%d of %d", mixed_launches - mixed_before, seen_chunks);
     check(together == 0, "which never wait for two chunks", "%d", together);
     check(longest_ms < BUDGET_MS * 1.1 && filled >= seen_chunks - 5, "nor longer than the budget",
           "%.1f ms, %d of %d as long as it allows", longest_ms, filled, seen_chunks);
@@ -265,14 +269,15 @@ static void test_hang(nmk_batch *b) {
     }
 }
 
-int main(void) {
+static void test_mode(nmk_prefill_mode mode) {
     nmk_err e = {0};
     nmk_engine *g;
     nmk_batch *b;
-    if (fake_install(&e)) return puts(e.text), 2;
-    nmk_options o = {.random_weights = true, .device = "cuda:0", .max_len = MAX_LEN};
-    if (!check(nmk_engine_open(&g, &o, &e) == 0, "the engine opens", "%s", e.text)) return 1;
-    if (!check(nmk_batch_open(&b, g, 0, &e) == 0, "the batch opens", "%s", e.text)) return 1;
+    nmk_options o = {.random_weights = true, .device = "cuda:0", .max_len = MAX_LEN, .prefill_mode = mode};
+    if (!check(nmk_engine_open(&g, &o, &e) == 0, "the engine opens", "%s", e.text)) return;
+    if (!check(nmk_batch_open(&b, g, 0, &e) == 0, "the batch opens", "%s", e.text)) return;
+    mixed = mode == NMK_PREFILL_MIXED;
+    printf("# %s\n", mixed ? "mixed" : "alternating");
     test_alone(b);
     test_packed(b);
     test_alike(b);
@@ -283,6 +288,13 @@ int main(void) {
     test_cancel(b);
     test_hang(b);
     nmk_batch_close(b);
+}
+
+int main(void) {
+    nmk_err e = {0};
+    if (fake_install(&e)) return puts(e.text), 2;
+    test_mode(NMK_PREFILL_ALTERNATE);
+    test_mode(NMK_PREFILL_MIXED);
     free(self);
     return failures != 0;
 }

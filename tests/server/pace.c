@@ -48,7 +48,7 @@ static figures feed(nmk_pace *p, machine *m, int pos, int count) {
                 nmk_pace_end_step(p, queue[0].ms, queue[0].expected_ms, true);
             queue[0] = queue[1], in_flight = 1;
         }
-        queue[in_flight].chunk = !chunk_last && nmk_pace_may_chunk(p);
+        queue[in_flight].chunk = !chunk_last && nmk_pace_may_chunk(p, false);
         if ((chunk_last = queue[in_flight].chunk)) {
             const int left = end - pos < MOST ? end - pos : MOST;
             int tokens = nmk_pace_tokens(p, pos, nmk_pace_room(p, true), left);
