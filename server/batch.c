@@ -322,14 +322,12 @@ static void give_mask(nmk_batch *b, request *r) {
     r->wanted = false;
 }
 
-/* No token is added to the row meanwhile: the next one comes after the mask. */
-static void work_on(request *r) {
+/* No token is added to the row meanwhile: the next one comes after the mask.  False: the guide does not know on. */
+static bool work_on(request *r, nmk_err *why) {
     const nmk_batch_guide *g = &r->rq.guide;
-    nmk_err why = {""};
     bool good = true;
-    while (good && r->told < r->given) good = g->take(g->of, r->token[r->rq.prompt_tokens + r->told++], &why);
-    r->lost_way = !good || !g->mask(g->of, r->mask, &why);
-    r->why = why;
+    while (good && r->told < r->given) good = g->take(g->of, r->token[r->rq.prompt_tokens + r->told++], why);
+    return good && g->mask(g->of, r->mask, why);
 }
 
 static void *run_guides(void *argument) {
@@ -342,9 +340,10 @@ static void *run_guides(void *argument) {
         b->job = r->next_job;
         if (!b->job) b->job_tail = &b->job;
         pthread_mutex_unlock(&b->guide_lock);
-        work_on(r);
+        nmk_err why = {""};
+        bool good = work_on(r, &why);
         pthread_mutex_lock(&b->guide_lock);
-        r->job = false, r->masked = !r->lost_way;
+        r->job = false, r->masked = good, r->lost_way = !good, r->why = why;
         give_mask(b, r);
         pthread_cond_broadcast(&b->guide_done);
     }
