@@ -510,8 +510,9 @@ SANITIZED := $(filter $(patsubst %,build/tests/$(TOY)/%/%,server runtime),$(C_TE
 SANITIZER_asan := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 SANITIZER_tsan := -fsanitize=thread
 # Tests of threads, memory and input that take seconds with ASan: what every `make test` has of it, tests/server/asan.sh.
-ASAN_TESTS := $(patsubst %,build/tests/$(TOY)/%,server/batch_fake_gpu server/batch_chunks server/serve_fake_gpu \
-    server/http_wire server/reply_bodies runtime/engine_fake_gpu runtime/kv_pages runtime/weights_open)
+ASAN_TESTS := $(patsubst %,build/tests/$(TOY)/%,server/batch_fake_gpu server/batch_chunks server/serve_responses \
+    server/serve_messages server/reply_bodies runtime/engine_fake_gpu runtime/kv_pages runtime/weights_open \
+    runtime/weights_pack)
 
 build/asan/Makefile build/tsan/Makefile:
 	@mkdir -p $(@D)

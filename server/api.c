@@ -1227,14 +1227,28 @@ static void reply_page(nmk_http_response *r) {
     nmk_http_respond(r, 200, "text/html; charset=utf-8", nmk_page, (size_t)(nmk_page_end - nmk_page));
 }
 
+/* Two APIs have models at the same place; Anthropic's clients say which version of theirs they mean. */
+static bool for_anthropic(const nmk_http_request *h) { return nmk_http_field(h, "anthropic-version") != NULL; }
+
+static void reply_models(nmk_api *api, const nmk_http_request *h, nmk_buf *text) {
+    (for_anthropic(h) ? nmk_messages_models : nmk_reply_models)(api->o.names, api->o.name_count, api->created,
+                                                                api->o.max_len, text);
+}
+
 static void reply_model(nmk_api *api, const nmk_http_request *h, nmk_http_response *r) {
     nmk_buf text = {0};
+    int status = 200;
     for (int i = 0; i < api->o.name_count && !text.length; i++)
-        if (!strcmp(h->rest, api->o.names[i])) nmk_reply_model(api->o.names[i], api->created, api->o.max_len, &text);
-    if (text.length)
-        nmk_http_respond(r, 200, "application/json", text.data, text.length);
-    else
-        nmk_http_respond_error(r, 404, NULL, "model", "model_not_found", "The model '%.200s' does not exist.", h->rest);
+        if (!strcmp(h->rest, api->o.names[i]))
+            (for_anthropic(h) ? nmk_messages_model : nmk_reply_model)(api->o.names[i], api->created, api->o.max_len,
+                                                                      &text);
+    if (!text.length) {
+        nmk_api_error e;
+        status = 404;
+        nmk_api_fail(&e, status, "model", "model_not_found", "The model '%.200s' does not exist.", h->rest);
+        nmk_reply_error(for_anthropic(h) ? NMK_REPLY_MESSAGE : NMK_REPLY_CHAT, &e, &text);
+    }
+    nmk_http_respond(r, status, "application/json", text.data, text.length);
     nmk_buf_free(&text);
 }
 
@@ -1366,7 +1380,7 @@ static void on_request(void *ctx, const nmk_http_request *h, nmk_http_response *
     case METRICS: reply_metrics(api, r); return;
     case TRACE: reply_trace(api, h, r); return;
     case PAGE: reply_page(r); return;
-    case MODELS: nmk_reply_models(api->o.names, api->o.name_count, api->created, api->o.max_len, &text); break;
+    case MODELS: reply_models(api, h, &text); break;
     case VERSION:
         nmk_buf_puts(&text, "{\"version\":");
         nmk_reply_string(api->o.version, strlen(api->o.version), &text);

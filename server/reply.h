@@ -166,6 +166,10 @@ void nmk_stream_fail(nmk_stream *s, const nmk_api_error *e, nmk_buf *out);
 void nmk_reply_model(const char *name, int64_t created, int max_model_len, nmk_buf *out);
 void nmk_reply_models(const char *const *names, int count, int64_t created, int max_model_len, nmk_buf *out);
 
+/* The same for Anthropic's clients. */
+void nmk_messages_model(const char *name, int64_t created, int max_model_len, nmk_buf *out);
+void nmk_messages_models(const char *const *names, int count, int64_t created, int max_model_len, nmk_buf *out);
+
 /* strings: also the text of each token. */
 void nmk_reply_tokenize(const nmk_tokenizer *t, const nmk_ids *ids, bool strings, int max_model_len, nmk_buf *out);
 void nmk_reply_detokenize(const char *text, size_t bytes, nmk_buf *out);

@@ -4,6 +4,7 @@
  * An item is a block.  Reasoning is a thinking block, whose signature is empty: nothing here checks one. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "reply_impl.h"
 
@@ -176,3 +177,32 @@ const nmk_view nmk_view_messages = {.id = "msg_",
                                     .end = end,
                                     .close = close_stream,
                                     .fail = fail};
+
+/* ---------------------------------------------------------------- models */
+
+void nmk_messages_model(const char *name, int64_t created, int max_model_len, nmk_buf *out) {
+    const time_t at = (time_t)created;
+    struct tm utc;
+    char when[32];
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&at, &utc));
+    nmk_buf_puts(out, "{");
+    member_string("type", "model", out);
+    member_string("id", name, out);
+    member_string("display_name", name, out);
+    member_string("created_at", when, out);
+    member_int("max_model_len", max_model_len, out);
+    nmk_buf_puts(out, "}");
+}
+
+/* All on one page. */
+void nmk_messages_models(const char *const *names, int count, int64_t created, int max_model_len, nmk_buf *out) {
+    nmk_buf_puts(out, "{\"data\":[");
+    for (int i = 0; i < count; i++) {
+        comma(out);
+        nmk_messages_model(names[i], created, max_model_len, out);
+    }
+    nmk_buf_puts(out, "],\"has_more\":false");
+    member_string("first_id", names[0], out);
+    member_string("last_id", names[count - 1], out);
+    nmk_buf_puts(out, "}");
+}

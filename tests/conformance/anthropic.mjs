@@ -36,5 +36,8 @@ export default async function () {
   const wrong = await new Anthropic({ baseURL: new URL(server.url).origin, apiKey: "no", maxRetries: 0 })
     .messages.create(ask("Hello")).catch(e => e);
   check("anthropic: a wrong key", wrong instanceof Anthropic.AuthenticationError, wrong);
+  const models = await client.models.list(), model = await client.models.retrieve(MODEL);
+  check("anthropic: models", models.data.some(m => m.id === MODEL && m.type === "model") && model.id === MODEL &&
+    Date.parse(model.created_at) > 0, models);
   check("anthropic: the server drains", await server.stop() === 0, server.log());
 }

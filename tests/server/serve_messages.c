@@ -319,6 +319,30 @@ static void test_keys(void) {
     reply_free(&r);
 }
 
+/* What its clients ask for beside messages. */
+static void test_models(void) {
+    static const struct {
+        const char *path, *field, *key, *wanted;
+        int status;
+    } cases[] = {
+        {"/v1/models", KEY, "first_id", "toy", 200},
+        {"/v1/models/toy", KEY, "type", "model", 200},
+        {"/v1/models/toy", KEY, "display_name", "toy", 200},
+        {"/v1/models/other", KEY, "error.type", "not_found_error", 404},
+        {"/v1/models", "X-API-Key: open\r\n", "object", "list", 200},
+        {"/v1/models/toy", "X-API-Key: open\r\n", "object", "model", 200},
+        {"/v1/models/other", "X-API-Key: open\r\n", "error.code", "model_not_found", 404},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        reply r = reply_read(request_open(port, "GET", cases[i].path, cases[i].field, ""));
+        char name[100];
+        snprintf(name, sizeof name, "%s, %s", cases[i].path, cases[i].key);
+        check(r.status == cases[i].status && !strcmp(text_at(r.json, cases[i].key), cases[i].wanted), name, "%d %s",
+              r.status, r.body);
+        reply_free(&r);
+    }
+}
+
 int main(void) {
     static const char *const keys[] = {"open"};
     nmk_api_options o = {0};
@@ -332,6 +356,7 @@ int main(void) {
     test_choices();
     test_refused();
     test_keys();
+    test_models();
     play_end(&o);
     return failures != 0;
 }
