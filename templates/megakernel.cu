@@ -98,10 +98,8 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             if (s.flags[n] & NMK_COLUMN_FILTERS) filters |= (Mask)1 << n;
         }
 
-    if (POSTED) {
-        if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
-        __syncthreads();
-    }
+    if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
+    __syncthreads();
 
 #ifndef NMK_MIXED
     const bool others = warp >= WARPS_COMPUTE;
@@ -196,6 +194,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         if (tiles >= 0) gemm_x_compute(c, tiles, claimed);
         if (row) row_tile_any<RAGGED>(c, row, width);
 #endif
+        if (HANDS >> d[0] & 1) c.hand_sum();
     }
 }
 
