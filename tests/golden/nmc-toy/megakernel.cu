@@ -2,6 +2,7 @@
 #define NMK_HASH 0xHASH
 
 #ifdef NMK_MIXED
+... templates/mixed.cuh
 namespace of_step {
 #endif
 #define NMK_COLUMNS 8
@@ -770,6 +771,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 } // namespace of_step
 #undef DEVICE
 #undef INFINITY
+#undef LEAVE
 #undef NMK_ABSENT
 #undef NMK_ARENA_BYTES
 #undef NMK_ATTN_UNITS
@@ -854,6 +856,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_ROUTE_SCORE
 #undef NMK_SEEN_PROMPT
 #undef NMK_SEGMENTS_CLAIMED
+#undef NMK_SEQUENTIAL
 #undef NMK_SHARED
 #undef NMK_SHARED_REST_BYTES
 #undef NMK_SLIDING_LAYERS
