@@ -4,6 +4,7 @@
 -- model that `of` makes: the family's `prefill` in place of its step, a wave order of that, and opcodes of launch
 -- "prefill" alone.  How many tokens a chunk has only run time knows, so every SM has one task of each node, and takes
 -- units of what the chunk has (claim = "chunk" of the ops).
+local abi = require("emit.abi")
 local families = require("family")
 local ops = require("ops")
 local rows = require("rows")
@@ -36,9 +37,12 @@ function M.of(model)
   local schedule = setmetatable({
     columns = ops.TILE_COLUMNS, order = rows.names(parts.waves),
   }, { __index = model.schedule })
-  return setmetatable({
+  local of_prefill = setmetatable({
     launch = "prefill", family_module = parts, schedule = schedule, insert = {},
   }, { __index = model })
+  -- Its ring is of other stages, in the same memory: all that there is, whatever the step does with less.
+  schedule.ring_stages = math.min(abi.MOST_RING_STAGES, abi.most_ring_stages(of_prefill))
+  return of_prefill
 end
 
 --- Judges what the family makes of the model here, as of its step; mistakes in diag.

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if (thread < WARPS_ALL) k.progress[thread] = {0, thread < WARPS_COMPUTE ? 0u : 1u, 0, 0, 0, 0, 0, nullptr};
+    if (thread < WARPS_ALL) k.progress[thread] = {0, thread < WARPS_COMPUTE ? 0u : 1u, 0, 0, 0, {}};
     if (thread == 0) k.tokens = __ldcg(&((const nmk_chunk *)p.control)->tokens);
     attention_init(k.attention, p, thread);
 
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
     const bool others = warp >= WARPS_COMPUTE;
 #endif
     if (others) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         const Context context = {p, s, memory, ROLE_LOAD, 0, lane, -1};
         ChunkLoader c = {{context, {0, 1}, {0, 0}, 0, false, evict_first_policy(), nullptr, 0, 0},
                          k,
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         return;
     }
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     ChunkConsumer c = {{{p, s, memory, ROLE_COMPUTE, 0, lane, -1}, {0, 0}, warp, 0, 0}, k};
 #pragma unroll 1
     for (;;) {
@@ -85,11 +85,11 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         if (op == 0) break;
         asm volatile("" : "+r"(c.warp));
         Product product = {};
-        Gated gated = {};
+        Output output = {};
 //@slot dispatch compute
         if (product.steps != 0) {
             if (c.begin())
-                compute_product(c, product, gated, [&](const Unit &u, int n, Part &part, About about) {
+                compute_product(c, product, output, [&](const Unit &u, int n, Part &part, About about) {
 //@slot products store
                 });
             c.end();

@@ -3,12 +3,11 @@
  * Eight warps compute, two warpgroups; the other four all load.  A unit of a product is 128 rows of weights (a slab, 16
  * to a warp) times up to 256 tokens (a tile, in blocks of 64), by wgmma: weights go from the ring to registers as they
  * lie, which is what its A operand takes; tokens stay in shared memory, in core matrices of 8 tokens x 8 k.  A stage of
- * the ring is 64 k of both.  A token's sum goes over k in the order of memory whatever the tile, so its bits depend
- * neither on the tile nor on its neighbours.
+ * the ring is 64 k of both; of a tile of one block 128 k: it is for weights that all wait then.  A token's sum goes over
+ * k in the order of memory whatever the tile, so its bits depend neither on the tile nor on its neighbours.
  *
  * Always: what this launch wrote is read after an acquire of the task's counters; by bulk copies only behind a proxy
- * fence too.  Bulk copies and wgmma read shared memory by the async proxy; what threads write for them (cp.async is
- * such a write) needs a fence.  Every unit is found by arithmetic, the same in all warps: nothing is handed out. */
+ * fence too.  Every unit is found by arithmetic, the same in all warps: nothing is handed out. */
 
 constexpr int SLAB_TILES = WARPS_COMPUTE, BLOCK_TOKENS = 64, TILE_BLOCKS = 4, TILE_TOKENS = TILE_BLOCKS * BLOCK_TOKENS;
 constexpr int LOADERS = WARPS_ALL - WARPS_COMPUTE; /* each brings two row tiles and one block of tokens */
@@ -25,12 +24,21 @@ struct Unit {
     int slab, block, blocks, expert;
 };
 
+/* What becomes of sums, and where: h, an operand of so many columns, or rows of bf16; nowhere: the op stores its sums
+ * itself. */
+struct Output {
+    u8 *to;
+    int width;
+    bool gated;
+    const u16 *bias; /* of rows; null: none */
+};
+
 /* Where a warp is in the ring, how many units and tasks it has begun, and a consumer's task: registers are for sums. */
 struct Progress {
     int index;
     u32 phase, units, marks;
-    int steps, gathered, width;
-    u8 *h;
+    int steps;
+    Output output;
 };
 
 /* A stage of the ring: full with a lane's arrival from every loader, and the bytes announced. */
@@ -64,12 +72,6 @@ DEVICE void mbarrier_announce(u32 bar, u32 bytes)
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 
-/* Arrives when all cp.async of this thread so far have landed. */
-DEVICE void mbarrier_arrive_async(u32 bar)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-
 DEVICE void barrier_loaders() { asm volatile("bar.sync 6, 128;" ::: "memory"); }
 DEVICE void barrier_warpgroup(int warpgroup)
 {
@@ -85,30 +87,25 @@ template <int MOST> DEVICE void wgmma_wait()
 
 /* ------------------------------------------------------------------------------------------------ units */
 
-/* What an op multiplies.  weights: row_tiles of them, or of each expert; from: the operand, in blocks, or, gathered,
- * the rows of which it is made.  first: of experts, where each one's rows of the operand begin. */
+/* What an op multiplies.  weights: row_tiles of them, or of each expert; from: the operand, in blocks.  first: of
+ * experts, where each one's rows of the operand begin. */
 struct Product {
     const u8 *weights, *from;
     int steps, row_tiles, experts;
-    bool gathered;
     const int *first;
-};
-
-/* Where the products of gate and up go, as an operand of so many columns; else the op stores its sums itself. */
-struct Gated {
-    u8 *h;
-    int width;
 };
 
 DEVICE constexpr int stages_of(int k) { return (k + 255) / 256 * 256 / STAGE_K; }
 
-/* Blocks in a tile: what is best for the SM that has most to do.  A narrow tile reads its weights more often. */
+/* Blocks in a tile: what is best for the SM that has most to do.  A narrow tile reads its weights more often; three
+ * blocks cost what four do. */
 DEVICE int tile_blocks(int blocks, int slabs)
 {
     int best = TILE_BLOCKS, least = 1 << 30;
 #pragma unroll 1
     for (int w = TILE_BLOCKS; w > 0; w--) {
-        const int rounds = ((blocks + w - 1) / w * slabs + NMK_SMS - 1) / NMK_SMS, cost = rounds * (3 * w + 5);
+        const int rounds = ((blocks + w - 1) / w * slabs + NMK_SMS - 1) / NMK_SMS;
+        const int cost = rounds * (3 * (w == 3 ? 4 : w) + 5);
         if (cost < least) best = w, least = cost;
     }
     return best;
@@ -117,30 +114,30 @@ DEVICE int tile_blocks(int blocks, int slabs)
 /* This SM's units: slabs of one tile after the other, so that neighbours share its tokens, and all of them the weights.
  * Experts' tiles one expert after the other, by the tables of Chunked. */
 struct Units {
-    const int *before, *first; /* tiles before an expert's; its first block */
-    int at, slabs, expert, experts, blocks, tiles;
+    const Chunked &k;
+    int turn, at, slabs, expert, experts, blocks, wide;
 
-    __device__ __forceinline__ Units(const Chunked &k, int turn, int tokens, const Product &p)
-        : before(k.tiles[turn]), first(k.first[turn]), at(blockIdx.x),
-          slabs((p.row_tiles + SLAB_TILES - 1) / SLAB_TILES), expert(0), experts(p.experts)
+    __device__ __forceinline__ Units(const Chunked &chunk, int turn_, const Product &p)
+        : k(chunk), turn(turn_), at(blockIdx.x), slabs((p.row_tiles + SLAB_TILES - 1) / SLAB_TILES), expert(0),
+          experts(p.experts)
     {
-        blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-        const int wide = tile_blocks(blocks, slabs);
-        tiles = (blocks + wide - 1) / wide;
+        blocks = (k.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+        wide = experts ? TILE_BLOCKS : tile_blocks(blocks, slabs);
     }
     __device__ __forceinline__ bool next(Unit &u)
     {
         int tile = at / slabs, start = 0;
         u.slab = at - tile * slabs;
         if (experts) {
-            while (expert < experts && tile >= before[expert + 1]) expert++;
+            const int *before = k.tiles[turn] + expert; /* tiles before an expert's */
+            while (expert < experts && tile >= before[1]) expert++, before++;
             if (expert == experts) return false;
-            start = first[expert], blocks = first[expert + 1] - start;
-            tile -= before[expert], tiles = before[expert + 1] - before[expert];
+            start = k.first[turn][expert], blocks = k.first[turn][expert + 1] - start;
+            tile -= before[0];
         }
-        if (tile >= tiles) return false;
-        const int from = blocks * tile / tiles;
-        u.expert = expert, u.block = start + from, u.blocks = blocks * (tile + 1) / tiles - from;
+        const int from = tile * wide;
+        if (from >= blocks) return false;
+        u.expert = expert, u.block = start + from, u.blocks = min(wide, blocks - from);
         at += NMK_SMS;
         return true;
     }
@@ -232,14 +229,12 @@ struct ChunkLoader : Loader {
     }
 };
 
-/* The stages of all units.  about(n): what compute will want to know of the operand's n-th row; y: of which row of
- * `from` it is made, where it is gathered: -1: of none, and nobody looks at what comes out. */
+/* The stages of all units.  about(n): what compute will want to know of the operand's n-th row. */
 template <class A> DEVICE void load_product(ChunkLoader &c, const Product &p, A about)
 {
-    constexpr u32 NOTHING = ~0u;
     const u32 ring = shared_address(c.ring);
     const u32 tile_bytes = p.steps * STAGE_ROW_TILE;
-    Units units(c.k, c.turn(), c.k.tokens, p);
+    Units units(c.k, c.turn(), p);
     Slot at = {c.progress().index, c.progress().phase};
     u32 done = c.progress().units;
     Unit u;
@@ -249,9 +244,9 @@ template <class A> DEVICE void load_product(ChunkLoader &c, const Product &p, A 
         const bool mine = c.index < u.blocks;
         const int tile = u.slab * SLAB_TILES + 2 * c.index, n = (u.block + c.index) * BLOCK_TOKENS + c.lane;
         const u8 *w = p.weights + ((u64)u.expert * p.row_tiles + min(tile, p.row_tiles - 1)) * tile_bytes;
+        const int deep = u.blocks == 1 ? 2 : 1, piece = deep * STAGE_ROW_TILE;
         const u32 second = tile + 1 < p.row_tiles ? tile_bytes : 0; /* row tile, from the first */
-        const u8 *b = p.from + (p.gathered ? (c.lane >> 3) * 16 : (u64)(u.block + c.index) * p.steps * STAGE_BLOCK);
-        u32 offset[8]; /* of the rows that the lane gathers from: 8 i + lane % 8 of the block */
+        const u8 *b = p.from + (u64)(u.block + c.index) * p.steps * STAGE_BLOCK;
         c.wait(&c.k.empty[at.index], at.phase); /* compute is in the unit before this one: see begin() */
         {
             int2 known[2] = {make_int2(0, 0), make_int2(0, 0)};
@@ -259,35 +254,21 @@ template <class A> DEVICE void load_product(ChunkLoader &c, const Product &p, A 
             int2 *to = c.k.about[done & 1] + c.index * BLOCK_TOKENS + c.lane;
             to[0] = known[0], to[32] = known[1];
             if (c.index == 0 && c.lane == 0) c.k.unit[done & 1] = u;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int row = __shfl_sync(~0u, known[i / 4].y, i % 4 * 8 + (c.lane & 7));
-                offset[i] = row < 0 ? NOTHING : (u32)row * p.steps * (STAGE_K * 2);
-            }
         }
 #pragma unroll 1
-        for (int i = 0; i < p.steps; i++) {
+        for (int i = 0; i < p.steps; i += deep) {
             const u32 bar = shared_address(&c.k.full[at.index]), slot = ring + at.index * STAGE_TOTAL;
-            const u32 block = slot + STAGE_WEIGHTS + c.index * STAGE_BLOCK;
+            const u32 block = slot + deep * STAGE_WEIGHTS + c.index * STAGE_BLOCK;
             c.wait(&c.k.empty[at.index], at.phase);
             if (c.lane == 0) {
-                const u32 to = slot + c.index * 2 * STAGE_ROW_TILE;
-                mbarrier_announce(bar, 2 * STAGE_ROW_TILE + (mine && !p.gathered ? STAGE_BLOCK : 0));
-                bulk_copy(to, w, STAGE_ROW_TILE, bar);
-                bulk_copy(to + STAGE_ROW_TILE, w + second, STAGE_ROW_TILE, bar);
-                if (mine && !p.gathered) bulk_copy(block, b, STAGE_BLOCK, bar);
+                const u32 to = slot + c.index * 2 * piece;
+                mbarrier_announce(bar, 2 * piece + (mine ? deep * STAGE_BLOCK : 0));
+                bulk_copy(to, w, piece, bar);
+                bulk_copy(to + piece, w + second, piece, bar);
+                if (mine) bulk_copy(block, b, deep * STAGE_BLOCK, bar);
             }
-            if (p.gathered && mine) {
-                const u32 to = block + (c.lane >> 3) * 128 + (c.lane & 7) * 16;
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    if (offset[j] == NOTHING) continue;
-                    copy_async(to + j * 1024, b + offset[j]), copy_async(to + j * 1024 + 512, b + offset[j] + 64);
-                }
-            }
-            if (p.gathered) mbarrier_arrive_async(bar);
-            else mbarrier_arrive(bar);
-            w += STAGE_ROW_TILE, b += p.gathered ? STAGE_K * 2 : STAGE_BLOCK;
+            mbarrier_arrive(bar);
+            w += piece, b += deep * STAGE_BLOCK;
             at.advance(STAGES);
         }
         done++;
@@ -361,37 +342,41 @@ DEVICE uint4 load_shared(u32 from)
     return v;
 }
 
-DEVICE void store_shared(u32 to, float a, float b, float c, float d)
+/* Four 8 x 8 matrices of 16-bit numbers, as an MMA leaves them, to shared memory the other way around: a row there is a
+ * column here.  to: where row lane % 8 of matrix lane / 8 goes. */
+DEVICE void store_turned(u32 to, u32 a, u32 b, u32 c, u32 d)
 {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-/* One unit's products: this warp's 16 rows times N tokens.  Two steps of 16 k are under way while the weights of the
- * next two are loaded. */
-template <int N> DEVICE void multiply(ChunkConsumer &c, Slot &at, float (&d)[128], int steps, int gathered)
+/* One unit's products: this warp's 16 rows times N tokens, DEEP * 64 k a stage.  Two steps of 16 k are under way while
+ * the weights of the next two are loaded. */
+template <int N, int DEEP> DEVICE void multiply(ChunkConsumer &c, Slot &at, float (&d)[128], int steps)
 {
     uint4 a[2][2];
-    const u32 ring = shared_address(c.ring), mine = c.warp * STAGE_ROW_TILE + c.lane * 16;
+    const u32 ring = shared_address(c.ring), mine = c.warp * (DEEP * STAGE_ROW_TILE) + c.lane * 16;
     float(&sums)[N / 2] = *(float(*)[N / 2])d;
     auto half = [&](uint4(&a)[2], u32 slot, int first, int i) {
 #pragma unroll
         for (int j = 0; j < 2; j++) a[j] = load_shared(slot + mine + (first + j) * 512);
-        const u64 b = wgmma_operand(slot + STAGE_WEIGHTS, 128, 1024); /* the next 8 k, the next 8 tokens */
+        /* the next 8 k, the next 8 tokens */
+        const u64 b = wgmma_operand(slot + DEEP * STAGE_WEIGHTS + first / 4 * STAGE_BLOCK, 128, 1024);
         wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < 2; j++) wgmma(sums, a[j], wgmma_ahead(b, (first + j) * 256), i + first + j);
+        for (int j = 0; j < 2; j++) wgmma(sums, a[j], wgmma_ahead(b, (first % 4 + j) * 256), i + first + j);
         wgmma_commit();
         wgmma_wait<1>();
     };
     static_assert((STAGES & STAGES - 1) == 0, "the stage before one");
 #pragma unroll 1
-    for (int i = 0; i < steps; i++) {
+    for (int i = 0; i < steps; i += DEEP) {
         const u32 slot = ring + at.index * STAGE_TOTAL;
         c.wait(&c.k.full[at.index], at.phase);
-        if (gathered) fence_async_shared();
         half(a[0], slot, 0, i);
         if (i > 0) c.arrive(&c.k.empty[at.index - 1 & STAGES - 1]);
         half(a[1], slot, 2, i);
+        if constexpr (DEEP == 2) half(a[0], slot, 4, i), half(a[1], slot, 6, i);
         at.advance(STAGES);
     }
     wgmma_wait<0>();
@@ -400,15 +385,15 @@ template <int N> DEVICE void multiply(ChunkConsumer &c, Slot &at, float (&d)[128
 
 /* h = silu(gate) * up * weight(token) as an operand: rows g and g + 8 are gate and up of one column.  The four warps of
  * a warpgroup have 32 columns, and with them whole lines of core matrices. */
-DEVICE void store_gated(ChunkConsumer &c, const float (&d)[128], const Unit &u, const Gated &to_h, About about)
+DEVICE void store_gated(ChunkConsumer &c, const float (&d)[128], const Unit &u, const Output &h, About about)
 {
-    const int padded = nmk_packed_cols(to_h.width), warpgroup = c.warp >> 2, q = c.g() >> 1, odd = c.g() & 1;
-    const int inside = (u.slab * SLAB_TILES + c.warp) * 8 < to_h.width ? ~0 : 0;
+    const int padded = nmk_packed_cols(h.width), warpgroup = c.warp >> 2, q = c.g() >> 1, odd = c.g() & 1;
+    const int inside = (u.slab * SLAB_TILES + c.warp) * 8 < h.width ? ~0 : 0;
     const u32 stage = shared_address(c.staging()) + warpgroup * (STAGING_BYTES / 2);
     /* out of the staging a lane takes 8 places of row lane % 8 */
     const int piece = c.lane >> 3, row = c.lane & 7, column = (u.slab * 2 + warpgroup) * 32;
     const int place = nmk_packed_at(padded, column + (piece >> 1) * 4 + (piece & 1) * 2);
-    u8 *to = to_h.h + ((u64)u.block * (padded / 64) + place / 64) * STAGE_BLOCK + place % 64 / 8 * 128 + row * 16;
+    u8 *to = h.to + ((u64)u.block * (padded / 64) + place / 64) * STAGE_BLOCK + place % 64 / 8 * 128 + row * 16;
     /* words are turned: else pieces share banks */
     const u32 mine = q * 128 + (2 * c.t() + odd) * 16 + ((c.warp + q) & 3) * 4;
 #pragma unroll
@@ -440,19 +425,69 @@ DEVICE void store_gated(ChunkConsumer &c, const float (&d)[128], const Unit &u, 
     }
 }
 
-/* Part of a warp's sums, of 16 tokens: v[4 * j ..] are tokens n + 8 * j + 2t and the next, of row g, then of row g + 8
- * of the warp's row tile; n counts from the unit's first one. */
-constexpr int PART_TOKENS = 16;
-typedef float Part[8];
+/* Sums as rows of bf16; about: each token's row, -1: none.  32 tokens at a time go through the staging, by turns in its
+ * halves, so that whole lines are stored: a warpgroup has 64 columns of a row. */
+DEVICE void store_rows(ChunkConsumer &c, const float (&d)[128], const Unit &u, const Output &rows, About about)
+{
+    constexpr int TOKENS = 32;
+    const int warpgroup = c.warp >> 2, column = (u.slab * 2 + warpgroup) * 64, thread = (c.warp & 3) * 32 + c.lane;
+    const u32 stage = shared_address(c.staging()) + warpgroup * (STAGING_BYTES / 2);
+    /* a token's eight pieces of 16 bytes are turned against those of the next: else they share banks */
+    auto place = [&](int token, int piece) { return stage + token * 128 + ((piece ^ token) & 7) * 16; };
+    const u32 to = place((c.lane >> 4) * 8 + (c.lane & 7), (c.warp & 3) * 2 + (c.lane >> 3 & 1));
+    const int piece = thread & 7, token = thread >> 3; /* that it takes out of the staging; and the 16th behind */
+    const u32 from = place(token, piece);
+    float low = 0, high = 0;
+    if (NMK_O_BIAS && rows.bias && column + (c.warp & 3) * 16 < rows.width) {
+        const u16 *bias = rows.bias + column + (c.warp & 3) * 16 + c.g();
+        low = bf16_low(__ldg(bias)), high = bf16_low(__ldg(bias + 8));
+    }
+    u8 *out = rows.to + (column + piece * 8) * 2;
+    const bool inside = column + piece * 8 < rows.width;
+#pragma unroll
+    for (int b = 0; b < TILE_TOKENS / TOKENS; b++) {
+        if (b * TOKENS >= u.blocks * BLOCK_TOKENS) break;
+        const u32 buffer = (b & 1) * (TOKENS * 128);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            u32 w[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = b * 16 + j * 8 + i * 2;
+                const float more = i & 1 ? high : low;
+                w[i] = NMK_O_BIAS ? bf16_pair(d[at] + more, d[at + 1] + more) : bf16_pair(d[at], d[at + 1]);
+            }
+            store_turned(to + buffer + j * (16 * 128), w[0], w[1], w[2], w[3]);
+        }
+        barrier_warpgroup(warpgroup);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = about[b * TOKENS + i * 16 + token].x;
+            const uint4 v = load_shared(from + buffer + i * (16 * 128));
+            if (row >= 0 && inside) *(uint4 *)(out + (u64)row * (rows.width * 2)) = v;
+        }
+    }
+}
 
-/* All units.  store(unit, n, part, about) is in a loop, one copy: the part comes to it by shared memory, for registers
- * cannot be indexed. */
-template <class F> DEVICE void compute_product(ChunkConsumer &c, const Product &p, const Gated &gated, F store)
+/* Part of a warp's sums, of 32 tokens: v[4 * j ..] are tokens n + 8 * j + 2t and the next, of row g, then of row g + 8
+ * of the warp's row tile; n counts from the unit's first one. */
+constexpr int PART_TOKENS = 32, PART = PART_TOKENS / 2;
+typedef float Part[PART];
+
+DEVICE void take_part(Part &v, const float (&d)[128], int n)
+{
+#pragma unroll
+    for (int i = 0; i < PART; i++) asm volatile("mov.f32 %0, %1;" : "=f"(v[i]) : "f"(d[n * PART + i]));
+}
+
+/* All units.  store(unit, n, part, about) is in a loop, one copy; registers cannot be indexed, so each of the parts has
+ * its own way there. */
+template <class F> DEVICE void compute_product(ChunkConsumer &c, const Product &p, const Output &output, F store)
 {
     float d[128] = {}; /* wgmma reads what it overwrites: else all of it is held through all ops */
     if (c.lane == 0) {
         Progress &to = c.progress();
-        to.steps = p.steps, to.gathered = p.gathered, to.width = gated.width, to.h = gated.h;
+        to.steps = p.steps, to.output = output;
     }
     __syncwarp();
 #pragma unroll 1
@@ -463,10 +498,11 @@ template <class F> DEVICE void compute_product(ChunkConsumer &c, const Product &
         const int blocks = c.k.unit[my.units & 1].blocks;
         if (c.lost()) return;
         if (blocks > 0) {
-            const int steps = my.steps, gathered = my.gathered;
-            /* two widths alone, for the sake of registers: a block that is not there gives what nobody looks at */
-            if (blocks > 2) multiply<256>(c, at, d, steps, gathered);
-            else multiply<128>(c, at, d, steps, gathered);
+            const int steps = my.steps;
+            /* no width of 192, for the sake of registers: a block that is not there gives what nobody looks at */
+            if (blocks > 2) multiply<256, 1>(c, at, d, steps);
+            else if (blocks == 2) multiply<128, 1>(c, at, d, steps);
+            else multiply<64, 2>(c, at, d, steps);
         } else {
             c.arrive(&c.k.empty[at.index]);
             at.advance(STAGES);
@@ -477,65 +513,35 @@ template <class F> DEVICE void compute_product(ChunkConsumer &c, const Product &
         __syncwarp();
         if (blocks == 0) break;
         asm volatile("" : "+r"(c.lane)); /* else addresses are held over all units */
-        const Gated gated = {my.h, my.width};
-        if (gated.h) {
-            store_gated(c, d, c.k.unit[turn], gated, {shared_address(c.k.about[turn])});
+        const Output to = {my.output.to, my.output.width, my.output.gated, my.output.bias};
+        if (to.to) {
+            const About about = {shared_address(c.k.about[turn])};
+            if (to.gated) store_gated(c, d, c.k.unit[turn], to, about);
+            else store_rows(c, d, c.k.unit[turn], to, about);
             continue;
         }
 #pragma unroll 1
-        for (int i = 0; i < 4 * blocks; i++) {
-            const u32 stash = shared_address(c.staging()) + c.warp * 2048 + c.lane * 16;
-#define NMK_STASH(n) \
+        for (int i = 0; i < blocks * (BLOCK_TOKENS / PART_TOKENS); i++) {
+            Part v;
+#define NMK_PART(n) \
     case n: \
-        store_shared(stash, d[8 * n], d[8 * n + 1], d[8 * n + 2], d[8 * n + 3]); \
-        store_shared(stash + 512, d[8 * n + 4], d[8 * n + 5], d[8 * n + 6], d[8 * n + 7]); \
+        take_part(v, d, n); \
         break;
             switch (i) {
-                NMK_STASH(0)
-                NMK_STASH(1)
-                NMK_STASH(2)
-                NMK_STASH(3)
-                NMK_STASH(4)
-                NMK_STASH(5)
-                NMK_STASH(6)
-                NMK_STASH(7)
-                NMK_STASH(8)
-                NMK_STASH(9)
-                NMK_STASH(10)
-                NMK_STASH(11)
-                NMK_STASH(12)
-                NMK_STASH(13)
-                NMK_STASH(14)
-                NMK_STASH(15)
+                NMK_PART(0)
+                NMK_PART(1)
+                NMK_PART(2)
+                NMK_PART(3)
+                NMK_PART(4)
+                NMK_PART(5)
+                NMK_PART(6)
+            default:
+                take_part(v, d, 7);
             }
-#undef NMK_STASH
-            Part v;
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const uint4 four = load_shared(stash + 512 * j);
-                v[4 * j] = __uint_as_float(four.x), v[4 * j + 1] = __uint_as_float(four.y);
-                v[4 * j + 2] = __uint_as_float(four.z), v[4 * j + 3] = __uint_as_float(four.w);
-            }
+#undef NMK_PART
             asm volatile("" : "+r"(c.lane));
             store(c.k.unit[turn], i * PART_TOKENS, v, {shared_address(c.k.about[turn]) + i * PART_TOKENS * 8});
         }
-    }
-}
-
-/* A part as bf16 rows: a lane has two neighbouring rows of a token.  to(token, row): where they go, as a u32 *, or
- * null; row: of the row tile; token: of the part. */
-template <class F> DEVICE void store_pairs(const ChunkConsumer &c, const Part &v, F to)
-{
-    const int odd = c.g() & 1, row = (c.g() & 6) + 8 * odd;
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        const u32 low = bf16_pair(v[4 * j], v[4 * j + 1]), high = bf16_pair(v[4 * j + 2], v[4 * j + 3]);
-        /* lanes of rows g and g + 1: one takes both of the lower eight, the other those above */
-        const u32 mine = odd ? high : low, got = __shfl_xor_sync(~0u, odd ? low : high, 4);
-        const u32 a = odd ? got : mine, b = odd ? mine : got;
-        const int n = 8 * j + 2 * c.t();
-        if (u32 *p = to(n, row)) *p = __byte_perm(a, b, 0x5410);
-        if (u32 *p = to(n + 1, row)) *p = __byte_perm(a, b, 0x7632);
     }
 }
 

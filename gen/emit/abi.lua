@@ -27,8 +27,8 @@ M.FLAGS = {
 M.TRACE_STAMPS = 4
 -- A block: its warps by the registers that each of their threads has, in a step and in a prefill launch, whose sums of
 -- 256 tokens take 128.
-M.WARPS = { { what = "inc", count = 8, registers = 200, prefill = 216 },
-            { what = "dec", count = 4, registers = 104, prefill = 72 } }
+M.WARPS = { { what = "inc", count = 8, registers = 200, prefill = 224 },
+            { what = "dec", count = 4, registers = 104, prefill = 56 } }
 M.LANES = 32
 local WARPS_COMPUTE = M.WARPS[1].count
 -- Shared memory beside the ring, with a ring of 12 stages: job buffers, descriptors, tables. And a place for each of an

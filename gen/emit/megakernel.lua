@@ -186,13 +186,13 @@ local function is_product(op)
 end
 
 --- Whether what becomes of them too.
-local function is_gated(op)
-  return op.sections.compute.text:find("Gated%s+gated%(") ~= nil
+local function has_output(op)
+  return op.sections.compute.text:find("Output%s+output%(") ~= nil
 end
 
 --- The same of a prefill launch, where ops have load and compute alone. The role that waits does so before all else,
 --- but load: it may have weights to fetch first. An op with a product() leaves it to the skeleton, one copy for all of
---- them, which comes back for what is the op's own: about(), and store() unless there is a gated().
+--- them, which comes back for what is the op's own: about(), and store() unless there is an output().
 local function emit_chunk_dispatch(w, used, role)
   for _, op in ipairs(used) do
     local product = is_product(op)
@@ -202,7 +202,7 @@ local function emit_chunk_dispatch(w, used, role)
       if op.wait == role and role ~= "load" then w:line("c.wait_task(d);") end
       w:line(product and ("product = op_%s::product(c, t);"):format(op.name) or
         ("op_%s::%s(c, t);"):format(op.name, role))
-      if role == "compute" and is_gated(op) then w:line("gated = op_%s::gated(c, t);", op.name) end
+      if product and role == "compute" and has_output(op) then w:line("output = op_%s::output(c, t);", op.name) end
       if not product then w:line("goto %s_done;", role) end
       w:close()
     end
@@ -211,7 +211,7 @@ end
 
 local function emit_products(w, used, what, arguments)
   for _, op in ipairs(used) do
-    if is_product(op) and (what == "about" or not is_gated(op)) then
+    if is_product(op) and (what == "about" or not has_output(op)) then
       w:line("if (is(op, NMK_OP_%s)) return op_%s::%s(c, op_%s::task(d), %s);", op.name:upper(), op.name, what, op.name,
         arguments)
     end

@@ -13,21 +13,16 @@
 //@device load
 DEVICE Product product(const Context &c, const Task &t)
 {
-    return {c.weights(t.weight_kib), c.buffer<u8>(t.dense_h), stages_of(P::dense_ff), P::hidden / 16,
-            0, false, nullptr};
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.dense_h), stages_of(P::dense_ff), P::hidden / 16, 0, nullptr};
 }
 
-DEVICE int2 about(const ChunkLoader &, const Task &, int) { return make_int2(0, 0); }
+/* Row n of what comes out is the token's. */
+DEVICE int2 about(const ChunkLoader &c, const Task &, int n) { return make_int2(n < c.k.tokens ? n : -1, 0); }
 
 //@device compute
-DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Part &v, About)
+DEVICE Output output(const ChunkConsumer &c, const Task &t)
 {
-    const int row_tile = u.slab * SLAB_TILES + c.warp, token = u.block * BLOCK_TOKENS + first;
-    if (row_tile >= P::hidden / 16) return;
-    bf16 *to = c.buffer<bf16>(t.mlp) + (u64)token * P::hidden + row_tile * 16;
-    store_pairs(c, v, [&](int n, int row) {
-        return token + n < c.k.tokens ? (u32 *)(to + n * P::hidden + row) : nullptr;
-    });
+    return {c.buffer<u8>(t.mlp), P::hidden, false, nullptr};
 }
 
 //@reference

@@ -14,25 +14,20 @@
 //@device load
 DEVICE Product product(const Context &c, const Task &t)
 {
-    return {c.weights(t.weight_kib), c.buffer<u8>(t.h), stages_of(P::expert_ff), P::hidden / 16, P::experts, false,
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.h), stages_of(P::expert_ff), P::hidden / 16, P::experts,
             c.buffer<int>(t.first)};
 }
 
+/* The pair's row of what comes out. */
 DEVICE int2 about(const ChunkLoader &c, const Task &t, int n)
 {
     return make_int2(__ldcg(c.buffer<int>(t.pair) + n), 0);
 }
 
 //@device compute
-DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int, Part &v, About about)
+DEVICE Output output(const ChunkConsumer &c, const Task &t)
 {
-    const int row_tile = u.slab * SLAB_TILES + c.warp;
-    if (row_tile >= P::hidden / 16) return;
-    bf16 *to = c.buffer<bf16>(t.mlp) + row_tile * 16;
-    store_pairs(c, v, [&](int n, int row) {
-        const int pair = about[n].x;
-        return pair >= 0 ? (u32 *)(to + (u64)pair * P::hidden + row) : nullptr;
-    });
+    return {c.buffer<u8>(t.mlp), P::hidden, false, nullptr};
 }
 
 //@reference

@@ -30,25 +30,22 @@ DEVICE void load_row(float (&v)[8], const float *from)
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-constexpr int EACH = P::experts ? 8 : 1; /* rows of mlp that are under way at once */
+constexpr int EACH = P::experts ? 8 : 1; /* most rows of mlp */
 
 DEVICE void gather(float (&v)[8], ChunkConsumer &c, const Task &t, int n, int k)
 {
     const float *x = c.buffer<float>(t.x) + (u64)n * P::hidden + k;
+    const bf16 *mlp = c.buffer<bf16>(t.mlp) + (u64)n * t.mlp_rows * P::hidden + k;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    load_row(v, x);
-    if (t.from_o) add(sum, load_l2(c.buffer<bf16>(t.o) + (u64)n * P::hidden + k));
+    uint4 row[EACH], o = load_l2(c.buffer<bf16>(t.o) + (u64)n * P::hidden + k);
+    load_row(v, x); /* all are under way together, those too that do not count */
+#pragma unroll
+    for (int j = 0; j < EACH; j++) row[j] = load_l2(mlp + min(j, t.mlp_rows - 1) * P::hidden);
+    if (t.from_o) add(sum, o);
     if (t.from_mlp) {
-        const bf16 *mlp = c.buffer<bf16>(t.mlp) + (u64)n * t.mlp_rows * P::hidden + k;
-#pragma unroll 1
-        for (int i = 0; i < t.mlp_rows; i += EACH) {
-            uint4 row[EACH];
 #pragma unroll
-            for (int j = 0; j < EACH; j++) row[j] = load_l2(mlp + min(i + j, t.mlp_rows - 1) * P::hidden);
-#pragma unroll
-            for (int j = 0; j < EACH; j++)
-                if (i + j < t.mlp_rows) add(sum, row[j]);
-        }
+        for (int j = 0; j < EACH; j++)
+            if (j < t.mlp_rows) add(sum, row[j]);
     }
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] += sum[j];
@@ -118,7 +115,8 @@ DEVICE void compute(ChunkConsumer &c, const Task &t)
 }
 
 //@reference
-/* xn_rows, whose rows experts gather, has the same places one after the other.  Those beyond the width are zero. */
+/* xn_rows, of which experts' operands are gathered, has the same places one after the other.  Those beyond the width
+ * are zero. */
 const int padded = nmk_packed_cols(P.hidden);
 const uint16_t *gamma = weight_row(vm, t.gamma_kib, 0, 0, P.hidden, 0);
 uint16_t place[P.hidden];

@@ -22,7 +22,7 @@ DEVICE Product product(const Context &c, const Task &t)
 {
     const int first = t.first_row / 16;
     return {c.weights(t.weight_kib) + (u64)first * Packed<P::hidden>::tile_bytes, c.buffer<u8>(t.xn),
-            stages_of(P::hidden), ROWS / 16 - first, 0, false, nullptr};
+            stages_of(P::hidden), ROWS / 16 - first, 0, nullptr};
 }
 
 /* A token's position, and its page. */
@@ -64,12 +64,11 @@ DEVICE void append(u8 *half, int token, int row, int d, u32 pair)
 }
 
 /* With qk_norm, by which each of the lane's tokens is divided: squares of the row tile, then of the head's. */
-DEVICE void norms(ChunkConsumer &c, float (&scale)[4], const Part &v)
+DEVICE void norms(ChunkConsumer &c, float (&scale)[PART / 2], const Part &v)
 {
     float *sums = (float *)c.staging();
-    barrier_compute(); /* all have taken their parts out of the staging */
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < PART / 2; i++) {
         const int at = i / 2 * 4 + i % 2;
         float squares = v[at] * v[at] + v[at + 2] * v[at + 2];
 #pragma unroll
@@ -78,7 +77,7 @@ DEVICE void norms(ChunkConsumer &c, float (&scale)[4], const Part &v)
     }
     barrier_compute();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < PART / 2; i++) {
         float squares = 0;
 #pragma unroll
         for (int j = 0; j < DIM_TILES; j++)
@@ -93,12 +92,12 @@ DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Par
 {
     const int row = t.first_row + (u.slab * SLAB_TILES + c.warp) * 16 + 2 * c.g(), d = row % P::head_dim;
     const int token = u.block * BLOCK_TOKENS + first + 2 * c.t();
-    float scale[4], gamma[2] = {1, 1};
+    float scale[PART / 2], gamma[2] = {1, 1};
     if (P::qkv_bias && row < ROWS) {
         const u16 *from = (const u16 *)c.weights(t.bias_kib);
         const float even = bf16_low(__ldg(from + natural(row, 0))), odd = bf16_low(__ldg(from + natural(row, 1)));
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] += i & 2 ? odd : even;
+        for (int i = 0; i < PART; i++) v[i] += i & 2 ? odd : even;
     }
     if constexpr (P::qk_norm) {
         norms(c, scale, v);
@@ -108,18 +107,18 @@ DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Par
         }
     }
     if (row >= ROWS) return;
-    float2 turns[4];
+    float2 turns[PART / 2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) turns[i] = make_float2(1.f, 0.f);
+    for (int i = 0; i < PART / 2; i++) turns[i] = make_float2(1.f, 0.f);
     if (t.rope && row < Q + KV) { /* all under way at once */
         const float2 *rope = (const float2 *)c.p.rope + d / 2;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < PART / 2; i++)
             turns[i] = __ldg(rope + (u64)about[i / 2 * 8 + i % 2 + 2 * c.t()].x * (P::head_dim / 2));
     }
     if (row < Q + KV) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < PART / 2; i++) {
             const int at = i / 2 * 4 + i % 2;
             const float even = v[at] * gamma[0], odd = v[at + 2] * gamma[1];
             v[at] = even * turns[i].x - odd * turns[i].y, v[at + 2] = even * turns[i].y + odd * turns[i].x;
@@ -129,7 +128,7 @@ DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Par
         const float q_scale = rsqrtf((float)P::head_dim) * 1.4426950408889634f;
         bf16 *q = c.buffer<bf16>(t.q) + (u64)token * Q + row;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < PART / 2; i++) {
             const int n = i / 2 * 8 + i % 2, at = i / 2 * 4 + i % 2;
             const float by = P::qk_norm ? scale[i] * q_scale : q_scale;
             if (token + n < c.k.tokens) *(u32 *)(q + n * Q) = bf16_pair(v[at] * by, v[at + 2] * by);
@@ -141,7 +140,7 @@ DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Par
     pool += ((u64)t.kv_layer * P::kv_heads + head) * (2 * HALF_PAGE);
     const u64 page_bytes = (u64)layers * P::kv_heads * (2 * HALF_PAGE);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < PART / 2; i++) {
         const int n = i / 2 * 8 + i % 2, at = i / 2 * 4 + i % 2;
         const int2 place = about[n + 2 * c.t()];
         u32 pair = bf16_pair(v[at], v[at + 2]);

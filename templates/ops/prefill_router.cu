@@ -13,8 +13,7 @@
 //@device load
 DEVICE Product product(const Context &c, const Task &t)
 {
-    return {c.weights(t.weight_kib), c.buffer<u8>(t.xn), stages_of(P::hidden), (P::experts + 15) / 16,
-            0, false, nullptr};
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.xn), stages_of(P::hidden), (P::experts + 15) / 16, 0, nullptr};
 }
 
 DEVICE int2 about(const ChunkLoader &, const Task &, int) { return make_int2(0, 0); }
@@ -27,7 +26,7 @@ DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Par
     if (row_tile >= ROW_TILES) return;
     float *to = c.buffer<float>(t.logits) + (u64)token * (ROW_TILES * 16) + row_tile * 16 + c.g();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < PART / 2; i++) {
         const int n = i / 2 * 8 + i % 2, at = i / 2 * 4 + i % 2;
         if (token + n >= c.k.tokens) continue;
         to[n * (ROW_TILES * 16)] = v[at], to[n * (ROW_TILES * 16) + 8] = v[at + 2];

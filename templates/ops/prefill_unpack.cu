@@ -73,9 +73,8 @@ DEVICE void compute(ChunkConsumer &c, const Task &t)
             /* V: pairs of keys 2q and 8+2q of dims g and g+8; exchanged, 8 keys from 8 * (q/2) of dim g + 8 * (q%2) */
             const int key = pos + rows + 2 * q;
             auto keep = [&](u32 pair, int first) {
-                if (first < low || first >= end) pair &= 0xffff0000u;
-                if (first + 1 < low || first + 1 >= end) pair &= 0xffffu;
-                return pair;
+                if (first >= end) pair &= 0xffff0000u;
+                return first + 1 >= end ? pair & 0xffffu : pair;
             };
 #pragma unroll
             for (int j = 0; j < 2; j++) {

@@ -13,13 +13,16 @@
 //@device load
 DEVICE Product product(const Context &c, const Task &t)
 {
-    return {c.weights(t.weight_kib), c.buffer<u8>(t.xn), stages_of(P::hidden), P::dense_ff / 8, 0, false, nullptr};
+    return {c.weights(t.weight_kib), c.buffer<u8>(t.xn), stages_of(P::hidden), P::dense_ff / 8, 0, nullptr};
 }
 
 DEVICE int2 about(const ChunkLoader &, const Task &, int) { return make_int2(__float_as_int(1.f), 0); }
 
 //@device compute
-DEVICE Gated gated(const ChunkConsumer &c, const Task &t) { return {c.buffer<u8>(t.dense_h), P::dense_ff}; }
+DEVICE Output output(const ChunkConsumer &c, const Task &t)
+{
+    return {c.buffer<u8>(t.dense_h), P::dense_ff, true, nullptr};
+}
 
 //@reference
 const int slabs = (P.dense_ff + BLOCK - 1) / BLOCK, blocks = (vm->chunk->tokens + BLOCK - 1) / BLOCK;

@@ -167,7 +167,8 @@ local PREFILL_PARALLEL = {
   { "route", after = { "router" }, moe = true },
   { "unpack", after = { "qkv" } },
   { "sort", after = { "route" }, moe = true },
-  { "up", after = { "norm", "sort" } },
+  { "gather", after = { "sort" }, moe = true },
+  { "up", after = { "norm", "gather" } },
   { "attention", after = { "unpack" } },
   { "down", after = { "up" } },
   { "o_proj", after = { "attention" } },
@@ -183,7 +184,8 @@ local PREFILL_SEQUENTIAL = {
   { "router", after = { "mlp_norm" }, moe = true },
   { "route", after = { "router" }, moe = true },
   { "sort", after = { "route" }, moe = true },
-  { "up", after = { "mlp_norm", "sort" } },
+  { "gather", after = { "sort" }, moe = true },
+  { "up", after = { "mlp_norm", "gather" } },
   { "down", after = { "up" } },
 }
 
@@ -202,7 +204,7 @@ local function waves_of(all, moe)
     if moe or not wave.moe then
       local after = {}
       for _, before in ipairs(wave.after) do
-        if moe or before ~= "route" and before ~= "sort" then after[#after + 1] = before end
+        if moe or before ~= "route" and before ~= "gather" then after[#after + 1] = before end
       end
       waves[#waves + 1] = { wave[1], after = after }
     end
@@ -434,6 +436,7 @@ function decoder.complete(M, facts)
       buffer("counts", m.target.sms * s.experts * 4)
       buffer("first", (s.experts + 1) * 4)
       buffer("pair", v.pair_rows * 4)
+      operand("xn_pairs", v.pair_rows, s.hidden)
       operand("h", v.pair_rows, s.expert_ff)
     end
     if s.dense_ff then operand("dense_h", tokens, s.dense_ff) end
@@ -482,6 +485,7 @@ function decoder.complete(M, facts)
       block.up, block.down = node("up", "dense_up"), node("down", "dense_down")
     else
       block.router, block.route, block.sort = node("router", "router"), node("route"), node("sort")
+      block.gather = node("gather")
       block.up, block.down = node("expert_up", "up"), node("expert_down", "down")
     end
     return block

@@ -95,7 +95,7 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 34
+#define NMK_OPCODES 35
 
 enum nmk_opcode {
     NMK_OP_END = 0,

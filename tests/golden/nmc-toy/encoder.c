@@ -614,8 +614,8 @@ const char *const nmk_opcode_names[NMK_OPCODES] = {
     "end", "attention", "clear_cuts", "combine", "cut", "dense_down", "dense_up", "draw", "embed", "expert_down",
     "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "residual_bias", "route", "router", "sample",
     "wide_norm", "prefill_attention", "prefill_down", "prefill_embed", "prefill_expert_down", "prefill_expert_up",
-    "prefill_norm", "prefill_o_proj", "prefill_qkv", "prefill_route", "prefill_router", "prefill_sort",
-    "prefill_unpack", "prefill_up"
+    "prefill_gather", "prefill_norm", "prefill_o_proj", "prefill_qkv", "prefill_route", "prefill_router",
+    "prefill_sort", "prefill_unpack", "prefill_up"
 };
 
 const char *const nmk_role_names[4] = {

@@ -30,6 +30,7 @@
     {1, 0, 0}, /* prefill_embed */
     {1, 0, 0}, /* prefill_expert_down */
     {1, 0, 0}, /* prefill_expert_up */
+    {1, 0, 0}, /* prefill_gather */
     {1, 0, 0}, /* prefill_norm */
     {1, 0, 0}, /* prefill_o_proj */
     {1, 0, 0}, /* prefill_qkv */

@@ -13,7 +13,7 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_NORM_GAMMA_KIB, 2048, -1},
     {NMK_WORD_PREFILL_NORM_MLP_ROWS, 1, -1},
     {NMK_WORD_PREFILL_NORM_O, 94273, -1},
-    {NMK_WORD_PREFILL_NORM_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_NORM_MLP, 148516, -1},
     {NMK_WORD_PREFILL_NORM_Y, 8192, -1},
     {NMK_WORD_PREFILL_NORM_XN, 16448, -1},
     {NMK_WORD_PREFILL_NORM_XN_ROWS, 20544, -1},
@@ -28,14 +28,14 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_UNPACK_VALUES, 59457, -1},
     {NMK_WORD_PREFILL_UP_WEIGHT_KIB, 7814, -1},
     {NMK_WORD_PREFILL_UP_XN, 16448, -1},
-    {NMK_WORD_PREFILL_UP_DENSE_H, 119844, -1},
+    {NMK_WORD_PREFILL_UP_DENSE_H, 140324, -1},
     {NMK_WORD_PREFILL_ATTENTION_Q, 24640, -1},
     {NMK_WORD_PREFILL_ATTENTION_KEYS, 41025, -1},
     {NMK_WORD_PREFILL_ATTENTION_VALUES, 59457, -1},
     {NMK_WORD_PREFILL_ATTENTION_ATTN, 77889, -1},
     {NMK_WORD_PREFILL_DOWN_WEIGHT_KIB, 8326, -1},
-    {NMK_WORD_PREFILL_DOWN_DENSE_H, 119844, -1},
-    {NMK_WORD_PREFILL_DOWN_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_DOWN_DENSE_H, 140324, -1},
+    {NMK_WORD_PREFILL_DOWN_MLP, 148516, -1},
     {NMK_WORD_PREFILL_O_PROJ_WEIGHT_KIB, 5254, -1},
     {NMK_WORD_PREFILL_O_PROJ_ATTN, 77889, -1},
     {NMK_WORD_PREFILL_O_PROJ_O, 94273, -1},
@@ -45,7 +45,7 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_NORM_MLP_ROWS, 1, -1},
     {NMK_WORD_PREFILL_NORM_X, 8192, -1},
     {NMK_WORD_PREFILL_NORM_O, 94273, -1},
-    {NMK_WORD_PREFILL_NORM_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_NORM_MLP, 148516, -1},
     {NMK_WORD_PREFILL_NORM_XN, 16448, -1},
     {NMK_WORD_PREFILL_NORM_XN_ROWS, 20544, -1},
     {NMK_WORD_PREFILL_ROUTER_WEIGHT_KIB, 8582, -1},
@@ -70,22 +70,26 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_SORT_COUNTS, 99137, -1},
     {NMK_WORD_PREFILL_SORT_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_SORT_PAIR, 99204, -1},
+    {NMK_WORD_PREFILL_GATHER_XN_ROWS, 20544, -1},
+    {NMK_WORD_PREFILL_GATHER_FIRST, 99203, -1},
+    {NMK_WORD_PREFILL_GATHER_PAIR, 99204, -1},
+    {NMK_WORD_PREFILL_GATHER_XN_PAIRS, 99364, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_WEIGHT_KIB, 8614, -1},
-    {NMK_WORD_PREFILL_EXPERT_UP_XN_ROWS, 20544, -1},
+    {NMK_WORD_PREFILL_EXPERT_UP_XN_PAIRS, 99364, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_PAIR, 99204, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_WEIGHT, 99009, -1},
-    {NMK_WORD_PREFILL_EXPERT_UP_H, 99364, -1},
+    {NMK_WORD_PREFILL_EXPERT_UP_H, 119844, -1},
     {NMK_WORD_PREFILL_ATTENTION_SLIDING, 1, -1},
     {NMK_WORD_PREFILL_ATTENTION_Q, 24640, -1},
     {NMK_WORD_PREFILL_ATTENTION_KEYS, 41025, -1},
     {NMK_WORD_PREFILL_ATTENTION_VALUES, 59457, -1},
     {NMK_WORD_PREFILL_ATTENTION_ATTN, 77889, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_WEIGHT_KIB, 14758, -1},
-    {NMK_WORD_PREFILL_EXPERT_DOWN_H, 99364, -1},
+    {NMK_WORD_PREFILL_EXPERT_DOWN_H, 119844, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_PAIR, 99204, -1},
-    {NMK_WORD_PREFILL_EXPERT_DOWN_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_EXPERT_DOWN_MLP, 148516, -1},
     {NMK_WORD_PREFILL_O_PROJ_WEIGHT_KIB, 5766, -1},
     {NMK_WORD_PREFILL_O_PROJ_ATTN, 77889, -1},
     {NMK_WORD_PREFILL_O_PROJ_O, 94273, -1},
@@ -94,7 +98,7 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_NORM_FROM_MLP, 1, -1},
     {NMK_WORD_PREFILL_NORM_MLP_ROWS, 4, -1},
     {NMK_WORD_PREFILL_NORM_O, 94273, -1},
-    {NMK_WORD_PREFILL_NORM_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_NORM_MLP, 148516, -1},
     {NMK_WORD_PREFILL_NORM_Y, 8192, -1},
     {NMK_WORD_PREFILL_NORM_XN, 16448, -1},
     {NMK_WORD_PREFILL_NORM_XN_ROWS, 20544, -1},
@@ -122,22 +126,26 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_SORT_COUNTS, 99137, -1},
     {NMK_WORD_PREFILL_SORT_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_SORT_PAIR, 99204, -1},
+    {NMK_WORD_PREFILL_GATHER_XN_ROWS, 20544, -1},
+    {NMK_WORD_PREFILL_GATHER_FIRST, 99203, -1},
+    {NMK_WORD_PREFILL_GATHER_PAIR, 99204, -1},
+    {NMK_WORD_PREFILL_GATHER_XN_PAIRS, 99364, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_WEIGHT_KIB, 10150, -1},
-    {NMK_WORD_PREFILL_EXPERT_UP_XN_ROWS, 20544, -1},
+    {NMK_WORD_PREFILL_EXPERT_UP_XN_PAIRS, 99364, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_PAIR, 99204, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_WEIGHT, 99009, -1},
-    {NMK_WORD_PREFILL_EXPERT_UP_H, 99364, -1},
+    {NMK_WORD_PREFILL_EXPERT_UP_H, 119844, -1},
     {NMK_WORD_PREFILL_ATTENTION_SLIDING, 1, -1},
     {NMK_WORD_PREFILL_ATTENTION_Q, 24640, -1},
     {NMK_WORD_PREFILL_ATTENTION_KEYS, 41025, -1},
     {NMK_WORD_PREFILL_ATTENTION_VALUES, 59457, -1},
     {NMK_WORD_PREFILL_ATTENTION_ATTN, 77889, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_WEIGHT_KIB, 16806, -1},
-    {NMK_WORD_PREFILL_EXPERT_DOWN_H, 99364, -1},
+    {NMK_WORD_PREFILL_EXPERT_DOWN_H, 119844, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_PAIR, 99204, -1},
-    {NMK_WORD_PREFILL_EXPERT_DOWN_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_EXPERT_DOWN_MLP, 148516, -1},
     {NMK_WORD_PREFILL_O_PROJ_WEIGHT_KIB, 6278, -1},
     {NMK_WORD_PREFILL_O_PROJ_ATTN, 77889, -1},
     {NMK_WORD_PREFILL_O_PROJ_O, 94273, -1},
@@ -147,7 +155,7 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_NORM_MLP_ROWS, 4, -1},
     {NMK_WORD_PREFILL_NORM_X, 8192, -1},
     {NMK_WORD_PREFILL_NORM_O, 94273, -1},
-    {NMK_WORD_PREFILL_NORM_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_NORM_MLP, 148516, -1},
     {NMK_WORD_PREFILL_NORM_XN, 16448, -1},
     {NMK_WORD_PREFILL_NORM_XN_ROWS, 20544, -1},
     {NMK_WORD_PREFILL_ROUTER_WEIGHT_KIB, 8598, -1},
@@ -174,22 +182,26 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_SORT_COUNTS, 99137, -1},
     {NMK_WORD_PREFILL_SORT_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_SORT_PAIR, 99204, -1},
+    {NMK_WORD_PREFILL_GATHER_XN_ROWS, 20544, -1},
+    {NMK_WORD_PREFILL_GATHER_FIRST, 99203, -1},
+    {NMK_WORD_PREFILL_GATHER_PAIR, 99204, -1},
+    {NMK_WORD_PREFILL_GATHER_XN_PAIRS, 99364, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_WEIGHT_KIB, 11686, -1},
-    {NMK_WORD_PREFILL_EXPERT_UP_XN_ROWS, 20544, -1},
+    {NMK_WORD_PREFILL_EXPERT_UP_XN_PAIRS, 99364, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_PAIR, 99204, -1},
     {NMK_WORD_PREFILL_EXPERT_UP_WEIGHT, 99009, -1},
-    {NMK_WORD_PREFILL_EXPERT_UP_H, 99364, -1},
+    {NMK_WORD_PREFILL_EXPERT_UP_H, 119844, -1},
     {NMK_WORD_PREFILL_ATTENTION_SLIDING, 1, -1},
     {NMK_WORD_PREFILL_ATTENTION_Q, 24640, -1},
     {NMK_WORD_PREFILL_ATTENTION_KEYS, 41025, -1},
     {NMK_WORD_PREFILL_ATTENTION_VALUES, 59457, -1},
     {NMK_WORD_PREFILL_ATTENTION_ATTN, 77889, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_WEIGHT_KIB, 18854, -1},
-    {NMK_WORD_PREFILL_EXPERT_DOWN_H, 99364, -1},
+    {NMK_WORD_PREFILL_EXPERT_DOWN_H, 119844, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_FIRST, 99203, -1},
     {NMK_WORD_PREFILL_EXPERT_DOWN_PAIR, 99204, -1},
-    {NMK_WORD_PREFILL_EXPERT_DOWN_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_EXPERT_DOWN_MLP, 148516, -1},
     {NMK_WORD_PREFILL_O_PROJ_WEIGHT_KIB, 6790, -1},
     {NMK_WORD_PREFILL_O_PROJ_ATTN, 77889, -1},
     {NMK_WORD_PREFILL_O_PROJ_O, 94273, -1},
@@ -198,7 +210,7 @@ static const struct set sets[] = {
     {NMK_WORD_PREFILL_NORM_FROM_MLP, 1, -1},
     {NMK_WORD_PREFILL_NORM_MLP_ROWS, 4, -1},
     {NMK_WORD_PREFILL_NORM_O, 94273, -1},
-    {NMK_WORD_PREFILL_NORM_MLP, 128036, -1},
+    {NMK_WORD_PREFILL_NORM_MLP, 148516, -1},
     {NMK_WORD_PREFILL_NORM_Y, 8192, -1},
     {NMK_WORD_PREFILL_NORM_XN, 16448, -1},
     {NMK_WORD_PREFILL_NORM_XN_ROWS, 20544, -1},
@@ -226,35 +238,38 @@ static const struct run runs[] = {
     {{NMK_OP_PREFILL_ROUTE, 11, 8, 132, -1, 0, 10, 0}, 132, 0, 49, 4}, /* layer1.prefill_route */
     {{NMK_OP_PREFILL_UNPACK, 12, 9, 132, -1, 0, -1, 0}, 132, 0, 53, 4}, /* layer1.prefill_unpack */
     {{NMK_OP_PREFILL_SORT, 13, 10, 132, -1, 0, 11, 0}, 132, 0, 57, 4}, /* layer1.prefill_sort */
-    {{NMK_OP_PREFILL_EXPERT_UP, 14, 11, 132, -1, 0, 12, 0}, 132, 0, 61, 6}, /* layer1.prefill_expert_up */
-    {{NMK_OP_PREFILL_ATTENTION, 15, -1, 0, -1, 0, 13, 0}, 132, 0, 67, 5}, /* layer1.prefill_attention */
-    {{NMK_OP_PREFILL_EXPERT_DOWN, 16, 12, 132, -1, 0, -1, 0}, 132, 0, 72, 5}, /* layer1.prefill_expert_down */
-    {{NMK_OP_PREFILL_O_PROJ, 17, 13, 132, -1, 0, 14, 0}, 132, 0, 77, 3}, /* layer1.prefill_o_proj */
-    {{NMK_OP_PREFILL_NORM, 18, 14, 132, -1, 0, 15, 0}, 132, 0, 80, 9}, /* layer2.prefill_norm */
-    {{NMK_OP_PREFILL_ROUTER, 19, 15, 132, -1, 0, 16, 0}, 132, 0, 89, 3}, /* layer2.prefill_router */
-    {{NMK_OP_PREFILL_QKV, 20, -1, 0, -1, 0, 17, 0}, 132, 0, 92, 8}, /* layer2.prefill_qkv */
-    {{NMK_OP_PREFILL_ROUTE, 21, 16, 132, -1, 0, 18, 0}, 132, 0, 100, 4}, /* layer2.prefill_route */
-    {{NMK_OP_PREFILL_UNPACK, 22, 17, 132, -1, 0, -1, 0}, 132, 0, 104, 5}, /* layer2.prefill_unpack */
-    {{NMK_OP_PREFILL_SORT, 23, 18, 132, -1, 0, 19, 0}, 132, 0, 109, 4}, /* layer2.prefill_sort */
-    {{NMK_OP_PREFILL_EXPERT_UP, 24, 19, 132, -1, 0, 20, 0}, 132, 0, 113, 6}, /* layer2.prefill_expert_up */
-    {{NMK_OP_PREFILL_ATTENTION, 25, -1, 0, -1, 0, 21, 0}, 132, 0, 119, 5}, /* layer2.prefill_attention */
-    {{NMK_OP_PREFILL_EXPERT_DOWN, 26, 20, 132, -1, 0, -1, 0}, 132, 0, 124, 5}, /* layer2.prefill_expert_down */
-    {{NMK_OP_PREFILL_O_PROJ, 27, 21, 132, -1, 0, 22, 0}, 132, 0, 129, 3}, /* layer2.prefill_o_proj */
-    {{NMK_OP_PREFILL_NORM, 28, 22, 132, -1, 0, 23, 0}, 132, 0, 132, 9}, /* layer3.prefill_norm */
-    {{NMK_OP_PREFILL_ROUTER, 29, 23, 132, -1, 0, 24, 0}, 132, 0, 141, 3}, /* layer3.prefill_router */
-    {{NMK_OP_PREFILL_QKV, 30, -1, 0, -1, 0, 25, 0}, 132, 0, 144, 8}, /* layer3.prefill_qkv */
-    {{NMK_OP_PREFILL_ROUTE, 31, 24, 132, -1, 0, 26, 0}, 132, 0, 152, 4}, /* layer3.prefill_route */
-    {{NMK_OP_PREFILL_UNPACK, 32, 25, 132, -1, 0, -1, 0}, 132, 0, 156, 5}, /* layer3.prefill_unpack */
-    {{NMK_OP_PREFILL_SORT, 33, 26, 132, -1, 0, 27, 0}, 132, 0, 161, 4}, /* layer3.prefill_sort */
-    {{NMK_OP_PREFILL_EXPERT_UP, 34, 27, 132, -1, 0, 28, 0}, 132, 0, 165, 6}, /* layer3.prefill_expert_up */
-    {{NMK_OP_PREFILL_ATTENTION, 35, -1, 0, -1, 0, 29, 0}, 132, 0, 171, 5}, /* layer3.prefill_attention */
-    {{NMK_OP_PREFILL_EXPERT_DOWN, 36, 28, 132, -1, 0, -1, 0}, 132, 0, 176, 5}, /* layer3.prefill_expert_down */
-    {{NMK_OP_PREFILL_O_PROJ, 37, 29, 132, -1, 0, 30, 0}, 132, 0, 181, 3}, /* layer3.prefill_o_proj */
-    {{NMK_OP_PREFILL_NORM, 38, 30, 132, -1, 0, 31, 0}, 132, 0, 184, 9}, /* layer4.prefill_norm */
-    {{NMK_OP_PREFILL_QKV, 39, 31, 132, -1, 0, -1, 0}, 132, 0, 193, 7}, /* layer4.prefill_qkv */
+    {{NMK_OP_PREFILL_GATHER, 14, 11, 132, -1, 0, 12, 0}, 132, 0, 61, 4}, /* layer1.prefill_gather */
+    {{NMK_OP_PREFILL_EXPERT_UP, 15, 12, 132, -1, 0, 13, 0}, 132, 0, 65, 6}, /* layer1.prefill_expert_up */
+    {{NMK_OP_PREFILL_ATTENTION, 16, -1, 0, -1, 0, 14, 0}, 132, 0, 71, 5}, /* layer1.prefill_attention */
+    {{NMK_OP_PREFILL_EXPERT_DOWN, 17, 13, 132, -1, 0, -1, 0}, 132, 0, 76, 5}, /* layer1.prefill_expert_down */
+    {{NMK_OP_PREFILL_O_PROJ, 18, 14, 132, -1, 0, 15, 0}, 132, 0, 81, 3}, /* layer1.prefill_o_proj */
+    {{NMK_OP_PREFILL_NORM, 19, 15, 132, -1, 0, 16, 0}, 132, 0, 84, 9}, /* layer2.prefill_norm */
+    {{NMK_OP_PREFILL_ROUTER, 20, 16, 132, -1, 0, 17, 0}, 132, 0, 93, 3}, /* layer2.prefill_router */
+    {{NMK_OP_PREFILL_QKV, 21, -1, 0, -1, 0, 18, 0}, 132, 0, 96, 8}, /* layer2.prefill_qkv */
+    {{NMK_OP_PREFILL_ROUTE, 22, 17, 132, -1, 0, 19, 0}, 132, 0, 104, 4}, /* layer2.prefill_route */
+    {{NMK_OP_PREFILL_UNPACK, 23, 18, 132, -1, 0, -1, 0}, 132, 0, 108, 5}, /* layer2.prefill_unpack */
+    {{NMK_OP_PREFILL_SORT, 24, 19, 132, -1, 0, 20, 0}, 132, 0, 113, 4}, /* layer2.prefill_sort */
+    {{NMK_OP_PREFILL_GATHER, 25, 20, 132, -1, 0, 21, 0}, 132, 0, 117, 4}, /* layer2.prefill_gather */
+    {{NMK_OP_PREFILL_EXPERT_UP, 26, 21, 132, -1, 0, 22, 0}, 132, 0, 121, 6}, /* layer2.prefill_expert_up */
+    {{NMK_OP_PREFILL_ATTENTION, 27, -1, 0, -1, 0, 23, 0}, 132, 0, 127, 5}, /* layer2.prefill_attention */
+    {{NMK_OP_PREFILL_EXPERT_DOWN, 28, 22, 132, -1, 0, -1, 0}, 132, 0, 132, 5}, /* layer2.prefill_expert_down */
+    {{NMK_OP_PREFILL_O_PROJ, 29, 23, 132, -1, 0, 24, 0}, 132, 0, 137, 3}, /* layer2.prefill_o_proj */
+    {{NMK_OP_PREFILL_NORM, 30, 24, 132, -1, 0, 25, 0}, 132, 0, 140, 9}, /* layer3.prefill_norm */
+    {{NMK_OP_PREFILL_ROUTER, 31, 25, 132, -1, 0, 26, 0}, 132, 0, 149, 3}, /* layer3.prefill_router */
+    {{NMK_OP_PREFILL_QKV, 32, -1, 0, -1, 0, 27, 0}, 132, 0, 152, 8}, /* layer3.prefill_qkv */
+    {{NMK_OP_PREFILL_ROUTE, 33, 26, 132, -1, 0, 28, 0}, 132, 0, 160, 4}, /* layer3.prefill_route */
+    {{NMK_OP_PREFILL_UNPACK, 34, 27, 132, -1, 0, -1, 0}, 132, 0, 164, 5}, /* layer3.prefill_unpack */
+    {{NMK_OP_PREFILL_SORT, 35, 28, 132, -1, 0, 29, 0}, 132, 0, 169, 4}, /* layer3.prefill_sort */
+    {{NMK_OP_PREFILL_GATHER, 36, 29, 132, -1, 0, 30, 0}, 132, 0, 173, 4}, /* layer3.prefill_gather */
+    {{NMK_OP_PREFILL_EXPERT_UP, 37, 30, 132, -1, 0, 31, 0}, 132, 0, 177, 6}, /* layer3.prefill_expert_up */
+    {{NMK_OP_PREFILL_ATTENTION, 38, -1, 0, -1, 0, 32, 0}, 132, 0, 183, 5}, /* layer3.prefill_attention */
+    {{NMK_OP_PREFILL_EXPERT_DOWN, 39, 31, 132, -1, 0, -1, 0}, 132, 0, 188, 5}, /* layer3.prefill_expert_down */
+    {{NMK_OP_PREFILL_O_PROJ, 40, 32, 132, -1, 0, 33, 0}, 132, 0, 193, 3}, /* layer3.prefill_o_proj */
+    {{NMK_OP_PREFILL_NORM, 41, 33, 132, -1, 0, 34, 0}, 132, 0, 196, 9}, /* layer4.prefill_norm */
+    {{NMK_OP_PREFILL_QKV, 42, 34, 132, -1, 0, -1, 0}, 132, 0, 205, 7}, /* layer4.prefill_qkv */
 };
 
-#define WORDS_HASH 0xbef69ebe500f5c49u
+#define WORDS_HASH 0xc35a9f66d47bf1f9u
 ... templates/encoder.c
 
 const uint64_t nmk_abi_hash = 0xHASH;
@@ -330,11 +345,12 @@ const nmk_buffer nmk_buffers[] = {
     {"counts", 99137, 1, 8448},
     {"first", 99203, 1, 68},
     {"pair", 99204, 1, 20480},
-    {"h", 99364, 1, 2621440},
-    {"dense_h", 119844, 1, 1048576},
-    {"mlp", 128036, 1, 2097152},
+    {"xn_pairs", 99364, 1, 2621440},
+    {"h", 119844, 1, 2621440},
+    {"dense_h", 140324, 1, 1048576},
+    {"mlp", 148516, 1, 2097152},
 };
-const int nmk_buffer_count = 20;
+const int nmk_buffer_count = 21;
 
 const nmk_config nmk_configs[] = {
     {"model_type", NULL, "\"cohere2_moe\"", 1},
@@ -383,6 +399,7 @@ const nmk_node nmk_nodes[] = {
     {"layer1.prefill_route", NMK_OP_PREFILL_ROUTE, 1},
     {"layer1.prefill_unpack", NMK_OP_PREFILL_UNPACK, 1},
     {"layer1.prefill_sort", NMK_OP_PREFILL_SORT, 1},
+    {"layer1.prefill_gather", NMK_OP_PREFILL_GATHER, 1},
     {"layer1.prefill_expert_up", NMK_OP_PREFILL_EXPERT_UP, 1},
     {"layer1.prefill_attention", NMK_OP_PREFILL_ATTENTION, 1},
     {"layer1.prefill_expert_down", NMK_OP_PREFILL_EXPERT_DOWN, 1},
@@ -393,6 +410,7 @@ const nmk_node nmk_nodes[] = {
     {"layer2.prefill_route", NMK_OP_PREFILL_ROUTE, 2},
     {"layer2.prefill_unpack", NMK_OP_PREFILL_UNPACK, 2},
     {"layer2.prefill_sort", NMK_OP_PREFILL_SORT, 2},
+    {"layer2.prefill_gather", NMK_OP_PREFILL_GATHER, 2},
     {"layer2.prefill_expert_up", NMK_OP_PREFILL_EXPERT_UP, 2},
     {"layer2.prefill_attention", NMK_OP_PREFILL_ATTENTION, 2},
     {"layer2.prefill_expert_down", NMK_OP_PREFILL_EXPERT_DOWN, 2},
@@ -403,6 +421,7 @@ const nmk_node nmk_nodes[] = {
     {"layer3.prefill_route", NMK_OP_PREFILL_ROUTE, 3},
     {"layer3.prefill_unpack", NMK_OP_PREFILL_UNPACK, 3},
     {"layer3.prefill_sort", NMK_OP_PREFILL_SORT, 3},
+    {"layer3.prefill_gather", NMK_OP_PREFILL_GATHER, 3},
     {"layer3.prefill_expert_up", NMK_OP_PREFILL_EXPERT_UP, 3},
     {"layer3.prefill_attention", NMK_OP_PREFILL_ATTENTION, 3},
     {"layer3.prefill_expert_down", NMK_OP_PREFILL_EXPERT_DOWN, 3},
@@ -410,7 +429,7 @@ const nmk_node nmk_nodes[] = {
     {"layer4.prefill_norm", NMK_OP_PREFILL_NORM, 4},
     {"layer4.prefill_qkv", NMK_OP_PREFILL_QKV, 4},
 };
-const int nmk_node_count = 40;
+const int nmk_node_count = 43;
 
 const nmk_field nmk_fields[] = {
     {NMK_OP_PREFILL_ATTENTION, NMK_WORD_PREFILL_ATTENTION_SLIDING, "sliding"},
@@ -430,11 +449,15 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_PREFILL_EXPERT_DOWN, NMK_WORD_PREFILL_EXPERT_DOWN_PAIR, "pair"},
     {NMK_OP_PREFILL_EXPERT_DOWN, NMK_WORD_PREFILL_EXPERT_DOWN_MLP, "mlp"},
     {NMK_OP_PREFILL_EXPERT_UP, NMK_WORD_PREFILL_EXPERT_UP_WEIGHT_KIB, "weight_kib"},
-    {NMK_OP_PREFILL_EXPERT_UP, NMK_WORD_PREFILL_EXPERT_UP_XN_ROWS, "xn_rows"},
+    {NMK_OP_PREFILL_EXPERT_UP, NMK_WORD_PREFILL_EXPERT_UP_XN_PAIRS, "xn_pairs"},
     {NMK_OP_PREFILL_EXPERT_UP, NMK_WORD_PREFILL_EXPERT_UP_FIRST, "first"},
     {NMK_OP_PREFILL_EXPERT_UP, NMK_WORD_PREFILL_EXPERT_UP_PAIR, "pair"},
     {NMK_OP_PREFILL_EXPERT_UP, NMK_WORD_PREFILL_EXPERT_UP_WEIGHT, "weight"},
     {NMK_OP_PREFILL_EXPERT_UP, NMK_WORD_PREFILL_EXPERT_UP_H, "h"},
+    {NMK_OP_PREFILL_GATHER, NMK_WORD_PREFILL_GATHER_XN_ROWS, "xn_rows"},
+    {NMK_OP_PREFILL_GATHER, NMK_WORD_PREFILL_GATHER_FIRST, "first"},
+    {NMK_OP_PREFILL_GATHER, NMK_WORD_PREFILL_GATHER_PAIR, "pair"},
+    {NMK_OP_PREFILL_GATHER, NMK_WORD_PREFILL_GATHER_XN_PAIRS, "xn_pairs"},
     {NMK_OP_PREFILL_NORM, NMK_WORD_PREFILL_NORM_GAMMA_KIB, "gamma_kib"},
     {NMK_OP_PREFILL_NORM, NMK_WORD_PREFILL_NORM_FROM_O, "from_o"},
     {NMK_OP_PREFILL_NORM, NMK_WORD_PREFILL_NORM_FROM_MLP, "from_mlp"},
@@ -480,14 +503,14 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_PREFILL_UP, NMK_WORD_PREFILL_UP_XN, "xn"},
     {NMK_OP_PREFILL_UP, NMK_WORD_PREFILL_UP_DENSE_H, "dense_h"},
 };
-const int nmk_field_count = 66;
+const int nmk_field_count = 70;
 
 const char *const nmk_opcode_names[NMK_OPCODES] = {
     "end", "attention", "clear_cuts", "combine", "cut", "dense_down", "dense_up", "draw", "embed", "expert_down",
     "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "residual_bias", "route", "router", "sample",
     "wide_norm", "prefill_attention", "prefill_down", "prefill_embed", "prefill_expert_down", "prefill_expert_up",
-    "prefill_norm", "prefill_o_proj", "prefill_qkv", "prefill_route", "prefill_router", "prefill_sort",
-    "prefill_unpack", "prefill_up"
+    "prefill_gather", "prefill_norm", "prefill_o_proj", "prefill_qkv", "prefill_route", "prefill_router",
+    "prefill_sort", "prefill_unpack", "prefill_up"
 };
 
 const char *const nmk_role_names[4] = {
@@ -497,11 +520,12 @@ const char *const nmk_role_names[4] = {
 const char *const nmk_counter_names[] = {
     "prefill_embed", "layer0.prefill_norm", "layer0.prefill_qkv", "layer0.prefill_unpack", "layer0.prefill_up",
     "layer0.prefill_attention", "layer0.prefill_o_proj", "layer1.prefill_norm", "layer1.prefill_router",
-    "layer1.prefill_qkv", "layer1.prefill_route", "layer1.prefill_sort", "layer1.prefill_expert_up",
-    "layer1.prefill_attention", "layer1.prefill_o_proj", "layer2.prefill_norm", "layer2.prefill_router",
-    "layer2.prefill_qkv", "layer2.prefill_route", "layer2.prefill_sort", "layer2.prefill_expert_up",
-    "layer2.prefill_attention", "layer2.prefill_o_proj", "layer3.prefill_norm", "layer3.prefill_router",
-    "layer3.prefill_qkv", "layer3.prefill_route", "layer3.prefill_sort", "layer3.prefill_expert_up",
-    "layer3.prefill_attention", "layer3.prefill_o_proj", "layer4.prefill_norm"
+    "layer1.prefill_qkv", "layer1.prefill_route", "layer1.prefill_sort", "layer1.prefill_gather",
+    "layer1.prefill_expert_up", "layer1.prefill_attention", "layer1.prefill_o_proj", "layer2.prefill_norm",
+    "layer2.prefill_router", "layer2.prefill_qkv", "layer2.prefill_route", "layer2.prefill_sort",
+    "layer2.prefill_gather", "layer2.prefill_expert_up", "layer2.prefill_attention", "layer2.prefill_o_proj",
+    "layer3.prefill_norm", "layer3.prefill_router", "layer3.prefill_qkv", "layer3.prefill_route",
+    "layer3.prefill_sort", "layer3.prefill_gather", "layer3.prefill_expert_up", "layer3.prefill_attention",
+    "layer3.prefill_o_proj", "layer4.prefill_norm"
 };
 

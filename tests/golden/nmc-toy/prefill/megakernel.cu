@@ -17,18 +17,18 @@ namespace of_chunk {
 #define NMK_X_BYTES 0
 #define NMK_THREADS 384
 #define NMK_ROLES 4
-#define NMK_COUNTERS 32
-#define NMK_NODES 40
-#define NMK_TICKETS 40
+#define NMK_COUNTERS 35
+#define NMK_NODES 43
+#define NMK_TICKETS 43
 #define NMK_CLAIM_UNITS 1
 #define NMK_SEGMENTS_CLAIMED 0
 #define NMK_CLAIM_STATIC 0
 #define NMK_CLAIM_TAIL 1
 #define NMK_CLAIM_QUEUE 2
 #define NMK_CLAIM_FULL 3
-#define NMK_ARENA_BYTES 18485760
+#define NMK_ARENA_BYTES 21107200
 #define NMK_ABSENT 2147483648ll
-#define NMK_EXCHANGE_AT 18485760
+#define NMK_EXCHANGE_AT 21107200
 #define NMK_EXCHANGE_BYTES 0
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
@@ -99,7 +99,7 @@ namespace of_chunk {
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 34
+#define NMK_OPCODES 35
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -108,14 +108,15 @@ enum nmk_opcode {
     NMK_OP_PREFILL_EMBED = 23,
     NMK_OP_PREFILL_EXPERT_DOWN = 24,
     NMK_OP_PREFILL_EXPERT_UP = 25,
-    NMK_OP_PREFILL_NORM = 26,
-    NMK_OP_PREFILL_O_PROJ = 27,
-    NMK_OP_PREFILL_QKV = 28,
-    NMK_OP_PREFILL_ROUTE = 29,
-    NMK_OP_PREFILL_ROUTER = 30,
-    NMK_OP_PREFILL_SORT = 31,
-    NMK_OP_PREFILL_UNPACK = 32,
-    NMK_OP_PREFILL_UP = 33,
+    NMK_OP_PREFILL_GATHER = 26,
+    NMK_OP_PREFILL_NORM = 27,
+    NMK_OP_PREFILL_O_PROJ = 28,
+    NMK_OP_PREFILL_QKV = 29,
+    NMK_OP_PREFILL_ROUTE = 30,
+    NMK_OP_PREFILL_ROUTER = 31,
+    NMK_OP_PREFILL_SORT = 32,
+    NMK_OP_PREFILL_UNPACK = 33,
+    NMK_OP_PREFILL_UP = 34,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -154,11 +155,17 @@ enum nmk_prefill_expert_down_word {
 };
 enum nmk_prefill_expert_up_word {
     NMK_WORD_PREFILL_EXPERT_UP_WEIGHT_KIB = 8,
-    NMK_WORD_PREFILL_EXPERT_UP_XN_ROWS = 9,
+    NMK_WORD_PREFILL_EXPERT_UP_XN_PAIRS = 9,
     NMK_WORD_PREFILL_EXPERT_UP_FIRST = 10,
     NMK_WORD_PREFILL_EXPERT_UP_PAIR = 11,
     NMK_WORD_PREFILL_EXPERT_UP_WEIGHT = 12,
     NMK_WORD_PREFILL_EXPERT_UP_H = 13,
+};
+enum nmk_prefill_gather_word {
+    NMK_WORD_PREFILL_GATHER_XN_ROWS = 8,
+    NMK_WORD_PREFILL_GATHER_FIRST = 9,
+    NMK_WORD_PREFILL_GATHER_PAIR = 10,
+    NMK_WORD_PREFILL_GATHER_XN_PAIRS = 11,
 };
 enum nmk_prefill_norm_word {
     NMK_WORD_PREFILL_NORM_GAMMA_KIB = 8,
@@ -386,11 +393,22 @@ struct P {
     static constexpr int experts_per_token = 4;
     static constexpr int expert_ff = 96;
 };
-struct Task { int weight_kib; int xn_rows; int first; int pair; int weight; int h; };
+struct Task { int weight_kib; int xn_pairs; int first; int pair; int weight; int h; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13]}; }
 ... templates/ops/prefill_expert_up.cu
 ... templates/ops/prefill_expert_up.cu
 } // namespace op_prefill_expert_up
+
+namespace op_prefill_gather {
+struct P {
+    static constexpr int hidden = 256;
+    static constexpr int experts = 16;
+    static constexpr int experts_per_token = 4;
+};
+struct Task { int xn_rows; int first; int pair; int xn_pairs; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11]}; }
+... templates/ops/prefill_gather.cu
+} // namespace op_prefill_gather
 
 namespace op_prefill_norm {
 struct P {
@@ -542,6 +560,7 @@ if (is(op, NMK_OP_PREFILL_ATTENTION)) {
 if (is(op, NMK_OP_PREFILL_DOWN)) {
     const op_prefill_down::Task t = op_prefill_down::task(d);
     product = op_prefill_down::product(c, t);
+    output = op_prefill_down::output(c, t);
 }
 if (is(op, NMK_OP_PREFILL_EMBED)) {
     const op_prefill_embed::Task t = op_prefill_embed::task(d);
@@ -552,11 +571,18 @@ if (is(op, NMK_OP_PREFILL_EMBED)) {
 if (is(op, NMK_OP_PREFILL_EXPERT_DOWN)) {
     const op_prefill_expert_down::Task t = op_prefill_expert_down::task(d);
     product = op_prefill_expert_down::product(c, t);
+    output = op_prefill_expert_down::output(c, t);
 }
 if (is(op, NMK_OP_PREFILL_EXPERT_UP)) {
     const op_prefill_expert_up::Task t = op_prefill_expert_up::task(d);
     product = op_prefill_expert_up::product(c, t);
-    gated = op_prefill_expert_up::gated(c, t);
+    output = op_prefill_expert_up::output(c, t);
+}
+if (is(op, NMK_OP_PREFILL_GATHER)) {
+    const op_prefill_gather::Task t = op_prefill_gather::task(d);
+    c.wait_task(d);
+    op_prefill_gather::compute(c, t);
+    goto compute_done;
 }
 if (is(op, NMK_OP_PREFILL_NORM)) {
     const op_prefill_norm::Task t = op_prefill_norm::task(d);
@@ -567,6 +593,7 @@ if (is(op, NMK_OP_PREFILL_NORM)) {
 if (is(op, NMK_OP_PREFILL_O_PROJ)) {
     const op_prefill_o_proj::Task t = op_prefill_o_proj::task(d);
     product = op_prefill_o_proj::product(c, t);
+    output = op_prefill_o_proj::output(c, t);
 }
 if (is(op, NMK_OP_PREFILL_QKV)) {
     const op_prefill_qkv::Task t = op_prefill_qkv::task(d);
@@ -597,12 +624,9 @@ if (is(op, NMK_OP_PREFILL_UNPACK)) {
 if (is(op, NMK_OP_PREFILL_UP)) {
     const op_prefill_up::Task t = op_prefill_up::task(d);
     product = op_prefill_up::product(c, t);
-    gated = op_prefill_up::gated(c, t);
+    output = op_prefill_up::output(c, t);
 }
 ... templates/prefill.cu
-if (is(op, NMK_OP_PREFILL_DOWN)) return op_prefill_down::store(c, op_prefill_down::task(d), u, n, part, about);
-if (is(op, NMK_OP_PREFILL_EXPERT_DOWN)) return op_prefill_expert_down::store(c, op_prefill_expert_down::task(d), u, n, part, about);
-if (is(op, NMK_OP_PREFILL_O_PROJ)) return op_prefill_o_proj::store(c, op_prefill_o_proj::task(d), u, n, part, about);
 if (is(op, NMK_OP_PREFILL_QKV)) return op_prefill_qkv::store(c, op_prefill_qkv::task(d), u, n, part, about);
 if (is(op, NMK_OP_PREFILL_ROUTER)) return op_prefill_router::store(c, op_prefill_router::task(d), u, n, part, about);
 ... templates/prefill.cu
@@ -695,6 +719,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_PAGES_PER_LONG_CHUNK
 #undef NMK_PAGE_TOKENS
 #undef NMK_PAIR_ROWS
+#undef NMK_PART
 #undef NMK_PART_SLOTS
 #undef NMK_POSITIONS
 #undef NMK_PREFILL_TOKENS
@@ -718,7 +743,6 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_SMS
 #undef NMK_SPANS
 #undef NMK_STAGE_BYTES
-#undef NMK_STASH
 #undef NMK_STOP_IDS
 #undef NMK_THREADS
 #undef NMK_TICKETS

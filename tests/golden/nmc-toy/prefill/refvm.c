@@ -32,6 +32,7 @@
     {1, 0, 0}, /* prefill_embed */
     {1, 0, 0}, /* prefill_expert_down */
     {1, 0, 0}, /* prefill_expert_up */
+    {1, 0, 0}, /* prefill_gather */
     {1, 0, 0}, /* prefill_norm */
     {1, 0, 0}, /* prefill_o_proj */
     {1, 0, 0}, /* prefill_qkv */
@@ -149,7 +150,7 @@ static const struct {
 };
 struct prefill_expert_up_task {
     int32_t weight_kib;
-    int32_t xn_rows;
+    int32_t xn_pairs;
     int32_t first;
     int32_t pair;
     int32_t weight;
@@ -158,11 +159,36 @@ struct prefill_expert_up_task {
 static int op_prefill_expert_up(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct prefill_expert_up_task t = {
-        .weight_kib = d[8], .xn_rows = d[9], .first = d[10], .pair = d[11], .weight = d[12], .h = d[13]
+        .weight_kib = d[8], .xn_pairs = d[9], .first = d[10], .pair = d[11], .weight = d[12], .h = d[13]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)prefill_expert_up_params;
 #define P prefill_expert_up_params
 ... templates/ops/prefill_expert_up.cu
+#undef P
+    return 0;
+}
+
+static const struct {
+    int32_t hidden;
+    int32_t experts;
+    int32_t experts_per_token;
+} prefill_gather_params = {
+    .hidden = 256, .experts = 16, .experts_per_token = 4
+};
+struct prefill_gather_task {
+    int32_t xn_rows;
+    int32_t first;
+    int32_t pair;
+    int32_t xn_pairs;
+};
+static int op_prefill_gather(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
+{
+    const struct prefill_gather_task t = {
+        .xn_rows = d[8], .first = d[9], .pair = d[10], .xn_pairs = d[11]
+    };
+    (void)vm, (void)sm, (void)d, (void)t, (void)prefill_gather_params;
+#define P prefill_gather_params
+... templates/ops/prefill_gather.cu
 #undef P
     return 0;
 }
@@ -394,6 +420,7 @@ static int op_prefill_up(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
     case NMK_OP_PREFILL_EMBED: return op_prefill_embed(vm, sm, d);
     case NMK_OP_PREFILL_EXPERT_DOWN: return op_prefill_expert_down(vm, sm, d);
     case NMK_OP_PREFILL_EXPERT_UP: return op_prefill_expert_up(vm, sm, d);
+    case NMK_OP_PREFILL_GATHER: return op_prefill_gather(vm, sm, d);
     case NMK_OP_PREFILL_NORM: return op_prefill_norm(vm, sm, d);
     case NMK_OP_PREFILL_O_PROJ: return op_prefill_o_proj(vm, sm, d);
     case NMK_OP_PREFILL_QKV: return op_prefill_qkv(vm, sm, d);
