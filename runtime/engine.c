@@ -206,9 +206,6 @@ static int open_prefill(nmk_engine *g, const nmk_options *o, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_params *p = &g->prefill.params;
     const nmk_generation *n = o->no_prefill ? NULL : nmk_prefill;
-    /* The toolchain does not emit the device code of these launches yet: on a GPU steps feed prompts, unless a test has
-     * something in its place. */
-    if (m->on_gpu && !getenv("NMK_GPU_PREFILL")) n = NULL;
     if (!n) return 0;
     const uint64_t before = m->taken_bytes;
     const size_t words = (size_t)NMK_SMS * (size_t)n->built_in->max_tasks * NMK_DESC_WORDS;
@@ -722,7 +719,7 @@ static int next_chunk(nmk_engine *g, const nmk_span *span, int spans, const int3
     const nmk_params *own = &g->prefill.params;
     *p = g->params;
     p->arena = own->arena, p->lists = own->lists, p->control = own->control, p->counters = own->counters;
-    p->tickets = own->tickets, p->hang = own->hang, p->trace = 0;
+    p->tickets = own->tickets, p->hang = own->hang, p->trace = own->trace;
     p->epoch = ++g->prefill.params.epoch;
     p->ring_stages = p->in_flight = n->built_in->ring_stages;
     p->out_row = (int32_t)(number % NMK_OUT_RING);
