@@ -3,8 +3,8 @@
  * Eight warps compute, two warpgroups; the other four all load.  A unit of a product is 128 rows of weights (a slab, 16
  * to a warp) times up to 256 tokens (a tile, in blocks of 64), by wgmma: weights go from the ring to registers as they
  * lie, which is what its A operand takes; tokens stay in shared memory, in core matrices of 8 tokens x 8 k.  A stage of
- * the ring is 64 k of both; of a tile of one block 128 k: it is for weights that all wait then.  A token's sum goes over
- * k in the order of memory whatever the tile, so its bits depend neither on the tile nor on its neighbours.
+ * the ring is 64 k of both; of a tile of one block 128 k: it is for weights that all wait then.  A token's sum goes
+ * over k in the order of memory whatever the tile, so its bits depend neither on the tile nor on its neighbours.
  *
  * Always: what this launch wrote is read after an acquire of the task's counters; by bulk copies only behind a proxy
  * fence too.  Every unit is found by arithmetic, the same in all warps: nothing is handed out. */
@@ -97,15 +97,15 @@ struct Product {
 
 DEVICE constexpr int stages_of(int k) { return (k + 255) / 256 * 256 / STAGE_K; }
 
-/* Blocks in a tile: what is best for the SM that has most to do.  A narrow tile reads its weights more often; three
- * blocks cost what four do. */
+/* Blocks in a tile: what is best for the SM that has most to do.  A narrow tile reads its weights more often; two
+ * blocks cost what three do. */
 DEVICE int tile_blocks(int blocks, int slabs)
 {
     int best = TILE_BLOCKS, least = 1 << 30;
 #pragma unroll 1
     for (int w = TILE_BLOCKS; w > 0; w--) {
         const int rounds = ((blocks + w - 1) / w * slabs + NMK_SMS - 1) / NMK_SMS;
-        const int cost = rounds * (3 * (w == 3 ? 4 : w) + 5);
+        const int cost = rounds * (3 * (w == 2 ? 3 : w) + 5);
         if (cost < least) best = w, least = cost;
     }
     return best;
@@ -115,14 +115,15 @@ DEVICE int tile_blocks(int blocks, int slabs)
  * Experts' tiles one expert after the other, by the tables of Chunked. */
 struct Units {
     const Chunked &k;
-    int turn, at, slabs, expert, experts, blocks, wide;
+    int turn, at, slabs, expert, experts, blocks, tiles;
 
     __device__ __forceinline__ Units(const Chunked &chunk, int turn_, const Product &p)
         : k(chunk), turn(turn_), at(blockIdx.x), slabs((p.row_tiles + SLAB_TILES - 1) / SLAB_TILES), expert(0),
           experts(p.experts)
     {
         blocks = (k.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-        wide = experts ? TILE_BLOCKS : tile_blocks(blocks, slabs);
+        const int wide = tile_blocks(blocks, slabs);
+        tiles = (blocks + wide - 1) / wide;
     }
     __device__ __forceinline__ bool next(Unit &u)
     {
@@ -133,11 +134,12 @@ struct Units {
             while (expert < experts && tile >= before[1]) expert++, before++;
             if (expert == experts) return false;
             start = k.first[turn][expert], blocks = k.first[turn][expert + 1] - start;
-            tile -= before[0];
+            tile -= before[0], tiles = before[1] - before[0];
         }
-        const int from = tile * wide;
-        if (from >= blocks) return false;
-        u.expert = expert, u.block = start + from, u.blocks = min(wide, blocks - from);
+        if (tile >= tiles) return false;
+        /* even tiles: a rest of one block beside full ones leaves SMs with less to do than others */
+        const int from = blocks * tile / tiles;
+        u.expert = expert, u.block = start + from, u.blocks = blocks * (tile + 1) / tiles - from;
         at += NMK_SMS;
         return true;
     }
@@ -499,9 +501,9 @@ template <class F> DEVICE void compute_product(ChunkConsumer &c, const Product &
         if (c.lost()) return;
         if (blocks > 0) {
             const int steps = my.steps;
-            /* no width of 192, for the sake of registers: a block that is not there gives what nobody looks at */
-            if (blocks > 2) multiply<256, 1>(c, at, d, steps);
-            else if (blocks == 2) multiply<128, 1>(c, at, d, steps);
+            /* no width of 128, for the sake of registers: a block that is not there gives what nobody looks at */
+            if (blocks == 4) multiply<256, 1>(c, at, d, steps);
+            else if (blocks > 1) multiply<192, 1>(c, at, d, steps);
             else multiply<64, 2>(c, at, d, steps);
         } else {
             c.arrive(&c.k.empty[at.index]);

@@ -107,21 +107,26 @@ DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Par
         }
     }
     if (row >= ROWS) return;
-    float2 turns[PART / 2];
-#pragma unroll
-    for (int i = 0; i < PART / 2; i++) turns[i] = make_float2(1.f, 0.f);
-    if (t.rope && row < Q + KV) { /* all under way at once */
-        const float2 *rope = (const float2 *)c.p.rope + d / 2;
-#pragma unroll
-        for (int i = 0; i < PART / 2; i++)
-            turns[i] = __ldg(rope + (u64)about[i / 2 * 8 + i % 2 + 2 * c.t()].x * (P::head_dim / 2));
-    }
     if (row < Q + KV) {
+        int pair = d / 2;
 #pragma unroll
-        for (int i = 0; i < PART / 2; i++) {
-            const int at = i / 2 * 4 + i % 2;
-            const float even = v[at] * gamma[0], odd = v[at + 2] * gamma[1];
-            v[at] = even * turns[i].x - odd * turns[i].y, v[at + 2] = even * turns[i].y + odd * turns[i].x;
+        for (int h = 0; h < PART / 2; h += 4) {
+            float2 turns[4]; /* under way at once; more would take registers that a mixed kernel has not */
+            asm volatile("" : "+r"(pair), "+f"(v[max(2 * h - 1, 0)]));
+#pragma unroll
+            for (int i = 0; i < 4; i++) turns[i] = make_float2(1.f, 0.f);
+            if (t.rope) {
+                const float2 *rope = (const float2 *)c.p.rope + pair;
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    turns[i] = __ldg(rope + (u64)about[(h + i) / 2 * 8 + i % 2 + 2 * c.t()].x * (P::head_dim / 2));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = (h + i) / 2 * 4 + i % 2;
+                const float even = v[at] * gamma[0], odd = v[at + 2] * gamma[1];
+                v[at] = even * turns[i].x - odd * turns[i].y, v[at + 2] = even * turns[i].y + odd * turns[i].x;
+            }
         }
     }
     if (row < Q) { /* attention works in base 2 */
