@@ -148,7 +148,7 @@ function M.build(model, registry, diag)
   local family, shape, schedule = model.family_module, model.shape, model.schedule
   local validated = schedule.exchange == "validated"
   local reuse = schedule.reuse_buffers and not validated
-  ops.settle(registry, schedule.claim, schedule.exchange)
+  ops.settle(registry, schedule.claim, schedule.exchange, family.values(model).sequential == 1)
   local layers = shape.layers
   local g = {
     model = model, registry = registry, nodes = {}, buffers = {}, buffer = {}, params = {},

@@ -29,7 +29,8 @@
 --                            else they wait for nothing, touch nothing and signal at once
 --   op.idle                  a spread op of which SMs without a tile have a task too: they write what they have to say
 --   op.wide                  name of the op that stands for it where a step has more columns than an MMA
---   op.eased                 its weights stream with one stage less in flight
+--   op.eased                 its weights stream with one stage less in flight; what the table says is op.may_ease,
+--                            `chained`: in models whose layers are one chain of exchanges, where fences wait for loads
 --   op.inline                { device, reference }: the function apply(x) of an op that can be inserted where a value
 --                            is in registers; nil of all others
 --   op.points                { name =, type = }: where its own code lets such ops in, by calling at_NAME(x)
@@ -466,7 +467,8 @@ end
 
 local OP = {
   name = "string", summary = "string", pipeline = "string", points = "table", try = "table", wide = "string",
-  claim = "string", launch = "string", eased = "boolean", optional = "boolean", idle = "boolean", params = "table",
+  claim = "string", launch = "string", eased = "boolean", chained = "boolean",
+  optional = "boolean", idle = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
 local OP_REQUIRED = { "name", "summary", "tile", "cost" }
@@ -682,7 +684,8 @@ function File:read()
   end
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
-    launch = raw.launch or "step", eased = raw.eased or false, optional = raw.optional or false,
+    launch = raw.launch or "step", eased = raw.eased or false, may_ease = raw.eased or false,
+    chained = raw.chained or false, optional = raw.optional or false,
     idle = raw.idle or false, tile = raw.tile or "",
     wide = raw.wide, wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
     points = self:read_points(raw.points), try = self:read_try(raw.try),
@@ -757,8 +760,9 @@ function M.parse(name, text, diag, read_file, wide)
   return file:read()
 end
 
---- Decides whether ops claim whose tables leave it to the schedule. claim: schedule.claim of the model.
-function M.settle(registry, claim, exchange)
+--- Decides what op tables leave to the schedule. claim, exchange: the schedule's; sequential: whether the layers are a
+--- chain.
+function M.settle(registry, claim, exchange, sequential)
   for _, op in ipairs(registry.list) do
     local writes, posted, others = 0, 0, 0
     for _, way in ipairs({ op.reads, op.writes }) do
@@ -770,6 +774,7 @@ function M.settle(registry, claim, exchange)
         if region.global and not region.posted then others = others + 1 end
       end
     end
+    op.eased = op.may_ease or op.chained and sequential and exchange ~= "validated"
     op.relaxed = writes > 0 and posted == writes
     op.hinted = exchange == "validated" and others == 0
     if op.may_claim == "schedule" then

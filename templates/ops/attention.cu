@@ -5,6 +5,7 @@
               {"sliding_layers", "i32"}, {"part_slots", "i32"}, {"qk_norm", "i32"}, {"eps", "f32"},
               {"sequential", "i32"}, {"claim_attention", "i32"}, {"attention_ticket", "i32"} },
   claim   = "schedule",
+  chained = true, -- the release of q k v stands behind these loads
   tile    = "every",
   task    = { {"sliding", "i32"}, {"kv_layer", "i32"} },
   reads   = { {"qkv", "bf16", role = "compute", lo = "0", hi = "(heads+2*kv_heads)*head_dim", awaits = true},

@@ -3,6 +3,7 @@
   summary  = "acc += attn * Wo, for the SM's own 16 rows of the residual",
   params   = { {"q_width", "i32"}, {"hidden", "i32"}, {"attn_units", "i32"}, {"hands", "i32"} },
   pipeline = "row_tile",
+  chained  = true, -- the release of attention stands behind these loads, and that of combine
   tile     = "owner",
   task     = { {"tile", "i32"}, {"weight_kib", "i32"} },
   reads    = { {"attn", "bf16", role = "compute", lo = "0", hi = "attn_units", awaits = true},

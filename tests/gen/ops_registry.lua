@@ -42,11 +42,15 @@ t.case("an op of one role waits there", sync("embed"), "store store 2")
 t.case("control is for later launches: no signal", sync("sample"), "help nil nil")
 t.case("an optional op waits and signals as others", sync("cut"), "help help 1")
 
-local eased = {}
-for _, op in ipairs(registry.list) do
-  eased[#eased + 1] = op.eased and op.name or nil
+local function eased(exchange, sequential)
+  local list = {}
+  ops.settle(registry, { up = "tail", attention = "static" }, exchange, sequential)
+  for _, op in ipairs(registry.list) do list[#list + 1] = op.eased and op.name or nil end
+  return table.concat(list, ", ")
 end
-t.case("what streams eased", table.concat(eased, ", "), "qkv, router")
+t.case("what streams eased where layers are a chain", eased("fenced", true), "attention, o_proj, qkv, router")
+t.case("what streams eased without fences", eased("validated", true), "qkv, router")
+t.case("what streams eased", eased("fenced", false), "qkv, router")
 
 local sleepers, adders = {}, {}
 for _, op in ipairs(registry.list) do
