@@ -9,6 +9,7 @@
 
 enum {
     MOST_SCHEMAS = 20000, /* looked at, those that merging makes included */
+    MOST_COPIED = 500000, /* properties, from one merged schema to the next */
     MOST_NESTED = 200,
     MOST_PROPERTIES = 1000,
     MOST_VALUES = 20000, /* of an enum */
@@ -30,7 +31,7 @@ typedef struct {
     struct json_object *root;
     nmk_err *e;
     nmk_buf path;
-    int nested, schemas;
+    int nested, schemas, copied;
     known *known;
     int known_count, known_room;
     struct json_object **made; /* to be released */
@@ -1012,6 +1013,8 @@ static int merge_into(reader *r, struct json_object *a, struct json_object *b) {
             continue;
         }
         if (!strcmp(name, "properties") && is(mine, json_type_object) && is(v, json_type_object)) {
+            r->copied += json_object_object_length(mine);
+            if (r->copied > MOST_COPIED) return fail(r, name, "too many to be put together");
             now = json_object_new_object();
             json_object_object_foreach(mine, key, property) {
                 struct json_object *other = get(v, key);

@@ -52,14 +52,18 @@ DEVICE void deal_attention(Shared &s, const nmk_params &p, int thread)
 
 //@slot sets
 
-#ifdef NMK_MIXED /* a part of templates/mixed.cu, which calls it apart for consumers and for the others */
-DEVICE void part(const nmk_params &p, u8 *memory, const bool others)
+#ifdef NMK_MIXED /* it goes on with a chunk, see templates/mixed.cu */
+#define LEAVE goto others_done
+extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1)
+    nmk_step(const __grid_constant__ nmk_params p, const __grid_constant__ nmk_params next, u64 *ns)
 {
+    if (threadIdx.x == 0) tell_time(ns);
 #else
+#define LEAVE return
 extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const __grid_constant__ nmk_params p)
 {
-    extern __shared__ __align__(1024) u8 memory[];
 #endif
+    extern __shared__ __align__(1024) u8 memory[];
     Shared &s = *(Shared *)(memory + SHARED_REST);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
 
@@ -101,13 +105,10 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
     if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
     __syncthreads();
 
-#ifndef NMK_MIXED
-    const bool others = warp >= WARPS_COMPUTE;
-#endif
-    if (others) {
+    if (warp >= WARPS_COMPUTE) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
         if (warp == WARPS_COMPUTE) { /* ------------------------------------------------ producer */
-            if (lane != 0) return;
+            if (lane != 0) LEAVE;
             Loader c = {{p, s, memory, ROLE_LOAD, columns, 0, -1}, {0, 1}, {0, 0}, p.in_flight, false,
                         evict_first_policy(), nullptr, 0, 0};
             c.fetch(0), c.fetch(1);
@@ -135,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
 #pragma unroll 1
             for (int b = c.task / DESC_BLOCK; b <= c.task / DESC_BLOCK + 2 && b < NMK_MAX_TASKS / DESC_BLOCK; b++)
                 c.wait(&s.desc_full[b % DESC_BLOCKS], b / DESC_BLOCKS & 1);
-            return;
+            LEAVE;
         }
         if (warp == WARPS_COMPUTE + 1) { /* -------------------------------------------- helper */
             Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1},
@@ -150,20 +151,25 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
                 c.stamp(3);
                 c.signal(d);
             }
-            return;
+            LEAVE;
         }
-        /* ----------------------------------------------------------------------------- storers */
-        Storer c = {{p, s, memory, ROLE_STORE, columns, lane, -1}, (u32)(warp - WARPS_COMPUTE - 2), 0};
+        { /* --------------------------------------------------------------------------- storers */
+            Storer c = {{p, s, memory, ROLE_STORE, columns, lane, -1}, (u32)(warp - WARPS_COMPUTE - 2), 0};
 #pragma unroll 1
-        for (;;) {
-            if (!c.next()) break;
-            const int *d = c.desc();
-            int op = d[0];
-            if (op == 0) break;
+            for (;;) {
+                if (!c.next()) break;
+                const int *d = c.desc();
+                int op = d[0];
+                if (op == 0) break;
 //@slot dispatch store
-            c.stamp(2);
-            c.signal(d);
+                c.stamp(2);
+                c.signal(d);
+            }
         }
+#ifdef NMK_MIXED
+    others_done:
+        go_on(memory, &next, ns, true);
+#endif
         return;
     }
 
@@ -196,6 +202,9 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
 #endif
         if (HANDS >> d[0] & 1) c.hand_sum();
     }
+#ifdef NMK_MIXED
+    go_on(memory, &next, ns, false);
+#endif
 }
 
 #ifdef NMK_MIXED

@@ -5,16 +5,18 @@
  * What is different from a step (templates/megakernel.cu): every SM has one task of each node and takes units of what
  * the chunk has; the load role waits for the task's counters, because it copies what this launch has written; compute
  * writes global memory itself, and one thread signals for all. */
-#ifdef NMK_MIXED /* as in templates/megakernel.cu */
+#ifdef NMK_MIXED /* what goes on behind a step, see templates/mixed.cu */
 DEVICE void part(const nmk_params &p, u8 *memory, const bool others)
 {
+    const int thread = thread_now();
 #else
 extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const __grid_constant__ nmk_params p)
 {
     extern __shared__ __align__(1024) u8 memory[];
+    const int thread = threadIdx.x;
 #endif
     Shared &s = *(Shared *)(memory + SHARED_REST);
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const int warp = thread / 32, lane = thread % 32;
 
     Chunked &k = chunked(s);
     if (thread == 2) s.gone = 0;

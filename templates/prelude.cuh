@@ -105,6 +105,14 @@ DEVICE void mbarrier_init(u32 bar, u32 arrivals)
 }
 
 #ifdef NMK_MIXED
+/* threadIdx.x, read anew: else the step would keep it in registers for the chunk behind it. */
+DEVICE int thread_now()
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 /* What is put there next may be no barrier, or a new one. */
 DEVICE void mbarriers_end(u64 *bar, int count)
 {

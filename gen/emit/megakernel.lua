@@ -321,7 +321,7 @@ end
 
 -- What a kernel is called where it is a part of one that is a step and behind it a chunk (templates/mixed.cu): the text
 -- of both, one after the other, with NMK_MIXED defined.
-local PARTS, MIXED = { step = "of_step", prefill = "of_chunk" }, "templates/mixed.cu"
+local PARTS, GO_ON, MIXED = { step = "of_step", prefill = "of_chunk" }, "templates/mixed.cuh", "templates/mixed.cu"
 
 --- The end of a part: the next one defines the same names.
 local function end_part(w, launch)
@@ -349,6 +349,7 @@ function M.text(ctx)
   w:line(HASH_LINE)
   w:line("")
   w:line("#ifdef NMK_MIXED")
+  if ctx.model.launch == "step" then w:template(assert(ctx.read(GO_ON), GO_ON), GO_ON, {}) end
   w:line("namespace %s {", PARTS[ctx.model.launch])
   w:line("#endif")
   abi.device(w, ctx)

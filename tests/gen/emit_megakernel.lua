@@ -6,7 +6,7 @@ local ops = require("ops")
 
 local TEMPLATES = {
   ["templates/random.h"] = "", ["templates/sampling.h"] = "", ["templates/packed.h"] = "",
-  ["templates/pack.cu"] = "pack\n",
+  ["templates/pack.cu"] = "pack\n", ["templates/mixed.cuh"] = "go on\n",
   ["templates/prelude.cuh"] = "prelude\n",
   ["templates/megakernel.cu"] = [[
 //@slot ops
@@ -249,7 +249,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
   for name in text:sub(part_end):gmatch("#undef (%S+)") do undefined[#undefined + 1] = name end
   table.sort(defined)
   t.case("a part's names end with it", table.concat(undefined, " "), table.concat(defined, " "))
-  t.case("a part's namespace", text:match("#ifdef NMK_MIXED\nnamespace (%S+) {\n#endif"), "of_step")
+  t.case("a part's namespace", text:match("#ifdef NMK_MIXED\n.-go on\n.-\nnamespace (%S+) {\n#endif"), "of_step")
   t.case("ends there", text:sub(part_end):match("^#ifdef NMK_MIXED\n} // namespace (%S+)\n#undef"), "of_step")
   -- Numbers that a template spells out must be those of emit/abi.lua.
   local function refused(name, path, from, to, want)

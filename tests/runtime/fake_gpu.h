@@ -91,7 +91,7 @@ static struct {
     double ms;
     nmk_span span[NMK_ROWS];
 } seen_chunk[MOST_CHUNKS];
-static int seen_chunks;
+static _Atomic int seen_chunks; /* counted when all of it is there */
 /* How long a launch takes: a chunk of these spans, or a step (none). */
 static double fake_launch_ms(const nmk_span *span, int spans) {
     double ms = spans ? 10 : 1.5;
@@ -119,11 +119,13 @@ static void run_chunk(const nmk_params *p) {
     counters[0] = (uint32_t)p->epoch;
     const double ms = fake_ms(span, spans);
     fake_now_ms += ms;
-    if (seen_chunks < MOST_CHUNKS) {
-        seen_chunk[seen_chunks].ms = ms;
-        seen_chunk[seen_chunks].step = steps_run;
-        seen_chunk[seen_chunks].tokens = tokens, seen_chunk[seen_chunks].spans = spans;
-        memcpy(seen_chunk[seen_chunks++].span, span, sizeof *span * (size_t)spans);
+    const int n = seen_chunks;
+    if (n < MOST_CHUNKS) {
+        seen_chunk[n].ms = ms;
+        seen_chunk[n].step = steps_run;
+        seen_chunk[n].tokens = tokens, seen_chunk[n].spans = spans;
+        memcpy(seen_chunk[n].span, span, sizeof *span * (size_t)spans);
+        seen_chunks++;
     }
     in_chunk = true;
     for (int i = 0; fake_model && i < spans; i++)

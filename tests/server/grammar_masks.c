@@ -337,6 +337,7 @@ static void test_sizes(void) {
         {"a chain of rules, the other way", GBNF, "x0 ::= \"a\"\n", "y%d ::= x%d?\n", 1, "root ::= x0\nx1 ::= \"b\"\n"},
         {"many rules of one", GBNF, "root ::= x0\n", "x%d ::= root? \"a\" | x%d\n", 9000, "x9000 ::= \"a\"\n"},
         {"many references", GBNF, "root ::= \"a\"\n", "x%d ::= root\n", 9000, "x9000 ::= x1 x2 x3 x4 x5\n"},
+        {"many schemas to be put together", SCHEMA, "{\"allOf\":[{}", ",{\"properties\":{\"k%d\":{}}}", 10000, "]}"},
         {"repeats within repeats", REGEX, "((((((((((((((((((((a", "{2})", 20, ""},
         {"repeats of many within repeats of many", REGEX, "((((a{1,50000}){1,50000}){1,50000}){1,50000})", "", 1, ""},
     };

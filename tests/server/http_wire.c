@@ -370,11 +370,10 @@ static void leaving(void) {
     check(a->closed == before, "leaving in the middle of a request concerns nobody", "-");
 
     /* Answers to ids that are gone. */
-    static uint64_t gone;
-    gone = a->last_id;
-    nmk_http_post(a->http, answer_later, &gone);
-    gone = 12345;
-    nmk_http_post(a->http, answer_later, &gone);
+    static uint64_t gone[2] = {0, 12345}; /* read later, by the loop */
+    gone[0] = a->last_id;
+    nmk_http_post(a->http, answer_later, &gone[0]);
+    nmk_http_post(a->http, answer_later, &gone[1]);
     expect_part(a, "an id of a request that is gone finds nothing", GET("/health"), " 200 ");
     nmk_buf_free(&b);
     check(app_stop(a, 1000) == 0, "nothing is left", "-");

@@ -2,6 +2,7 @@
 #define NMK_HASH 0xHASH
 
 #ifdef NMK_MIXED
+... templates/mixed.cuh
 namespace of_step {
 #endif
 #define NMK_COLUMNS 8
@@ -770,6 +771,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 } // namespace of_step
 #undef DEVICE
 #undef INFINITY
+#undef LEAVE
 #undef NMK_ABSENT
 #undef NMK_ARENA_BYTES
 #undef NMK_ATTN_UNITS
