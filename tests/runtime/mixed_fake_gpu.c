@@ -86,7 +86,6 @@ static void test_alternate(void) {
 
 int main(void) {
     nmk_err e = {0};
-    setenv("NMK_GPU_PREFILL", "1", 1);
     if (fake_install(&e)) return puts(e.text), 2;
     test_order();
     if (g) test_hang();
