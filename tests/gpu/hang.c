@@ -13,13 +13,19 @@ static int write_lists(const int32_t *lists, nmk_err *e) {
                                       sizeof(int32_t) * NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS, e);
 }
 
-/* The descriptor of `opcode` in `layer` on SM `sm`; NULL if it has none. */
+/* A task of the layer's first node with this opcode, on SM `sm` or the first behind it that has one; NULL: none has.
+ * In a small model few SMs have a part in a node, and a layer may have an op twice. */
 static int32_t *find(int32_t *lists, int sm, int opcode, int layer) {
-    for (int t = 0; t < NMK_MAX_TASKS; t++) {
-        int32_t *d = lists + ((size_t)sm * NMK_MAX_TASKS + (size_t)t) * NMK_DESC_WORDS;
-        if (d[NMK_WORD_OPCODE] == opcode && nmk_nodes[d[NMK_WORD_NODE]].layer == layer) return d;
+    int32_t *found = NULL;
+    for (int i = 0; i < NMK_SMS; i++) {
+        int32_t *list = lists + (size_t)((sm + i) % NMK_SMS) * NMK_MAX_TASKS * NMK_DESC_WORDS;
+        for (int t = 0; t < NMK_MAX_TASKS; t++) {
+            int32_t *d = list + (size_t)t * NMK_DESC_WORDS;
+            if (d[NMK_WORD_OPCODE] != opcode || nmk_nodes[d[NMK_WORD_NODE]].layer != layer) continue;
+            if (!found || d[NMK_WORD_NODE] < found[NMK_WORD_NODE]) found = d;
+        }
     }
-    return NULL;
+    return found;
 }
 
 static void hang_case(const char *name, int sm, int opcode, int layer, const char *part) {
