@@ -758,22 +758,33 @@ int nmk_engine_queue_both(nmk_engine *g, int live, const nmk_span *span, int spa
     return 0;
 }
 
-/* A step that gave up leaves records of waits for counters, or else only the word in `abort`. */
+/* Whether one of the launch's records is of who gave up first. */
+static bool gave_up_first(const volatile nmk_hang hangs[NMK_HANGS], uint32_t word) {
+    for (int i = 0; word && i < NMK_HANGS; i++)
+        if (hangs[i].word == word) return true;
+    return false;
+}
+
+/* A launch that gave up leaves records of waits for counters, or else only the word in `abort`, which is that of who
+ * gave up first.  Launches behind it give up at their first long wait and leave records too. */
 static int describe_hang(nmk_engine *g, nmk_err *e) {
     nmk_machine *m = g->machine;
     nmk_err second = {0};
     nmk_hang hang = {0};
-    int count;
+    int count, chunk_count = 0;
     char text[600] = "the kernel gave up a step and did not say where";
     if (m->calls->wait_all(m, e)) return -1;
-    const volatile nmk_hang *root = nmk_hang_root(m->hang, &count);
+    if (m->calls->read(m, &hang.word, g->params.abort, sizeof hang.word, &second)) hang.word = 0;
+    const volatile nmk_hang *root = nmk_hang_root(m->hang, &count), *chunk = NULL;
     const nmk_variant *v = g->variant;
     const int32_t *lists = g->lists;
     const char *part = "step";
-    if (!root && g->prefill.generation && (root = nmk_hang_root(m->hang + NMK_HANGS, &count)))
+    if (g->prefill.generation) chunk = nmk_hang_root(m->hang + NMK_HANGS, &chunk_count);
+    if (chunk && (!root || (gave_up_first(m->hang + NMK_HANGS, hang.word) && !gave_up_first(m->hang, hang.word)))) {
+        root = chunk, count = chunk_count;
         v = g->prefill.generation->built_in, lists = g->prefill.lists, part = "chunk";
-    if (!root && m->calls->read(m, &hang.word, g->params.abort, sizeof hang.word, &second) == 0 && hang.word)
-        root = &hang;
+    }
+    if (!root && hang.word) root = &hang;
     if (root) nmk_hang_text(root, v, lists, text, sizeof text);
     if (root && g->mixed) snprintf(text + strlen(text), sizeof text - strlen(text), "; in the %s of its launch", part);
     if (count > 1) snprintf(text + strlen(text), sizeof text - strlen(text), "; %d waits in all", count);

@@ -111,7 +111,7 @@ static void run_chunk(const nmk_params *p) {
     if (*abort_flag) return;
     if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
         nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
-        *abort_flag = 1u << 31 | 1u << 20 | 17u << 12 | 0;
+        *abort_flag = 1u << 31 | 1u << 20 | 17u << 12 | 1;
         if (!fake.silent)
             h[9] = (nmk_hang){.word = 1u << 31 | 1u << 20 | 17u << 12 | 1, .counter = 0, .expected = 132, .got = 131};
         return;
@@ -164,10 +164,14 @@ static void run_step(const nmk_params *p) {
     steps_run++, queued_steps--, in_flight_seen = p->in_flight;
     if (p->trace && p->trace != traced_last) traced_steps++;
     if (p->trace) traced_last = p->trace;
-    if (*abort_flag) return;
+    nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
+    if (*abort_flag) { /* who waits long sees it, and leaves a record too */
+        if (!fake.silent && !h[6].word)
+            h[6] = (nmk_hang){.word = 1u << 31 | 2u << 20 | 1u << 12 | 4, .counter = 7, .expected = 792, .got = 528};
+        return;
+    }
     if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
-        nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
-        *abort_flag = 1u << 31 | 3u << 20 | 17u << 12 | 0;
+        *abort_flag = 1u << 31 | (fake.silent ? 3u << 20 | 17u << 12 | 0 : 1u << 20 | 16u << 12 | 5);
         for (int c = 0; c < NMK_COLUMNS; c++) out[c] = -2;
         if (fake.silent) return;
         /* a victim of the wait, then the wait */
