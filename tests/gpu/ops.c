@@ -35,7 +35,7 @@ static int run_on_gpu(nmk_engine *g, const struct op_test *test, uint8_t *arena,
     if (nmk_engine_set_columns(g, test->control.column, e)) return -1;
     if (nmk_engine_queue_step(g, NMK_COLUMNS, &number, e)) return -1;
     /* not nmk_engine_wait_step: nobody samples */
-    if (calls->wait_step(g->machine, number, e)) return -1;
+    if (calls->wait_step(g->machine, number, NULL, 0, e)) return -1;
     return nmk_engine_read_arena(g, arena, e);
 }
 
