@@ -87,6 +87,9 @@ DEVICE void norms(ChunkConsumer &c, float (&scale)[PART / 2], const Part &v)
     barrier_compute();
 }
 
+/* RoPE read at once, as the registers allow that are left in the kernel as a whole. */
+constexpr int TURNS = P::qk_norm && NMK_EXPERTS ? 2 : 4;
+
 /* The tile's rows are pairs on MMA rows g and g + 8, which turn together. */
 DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Part &v, About about)
 {
@@ -110,19 +113,19 @@ DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Par
     if (row < Q + KV) {
         int pair = d / 2;
 #pragma unroll
-        for (int h = 0; h < PART / 2; h += 4) {
-            float2 turns[4]; /* under way at once; more would take registers that a mixed kernel has not */
+        for (int h = 0; h < PART / 2; h += TURNS) {
+            float2 turns[TURNS];
             asm volatile("" : "+r"(pair), "+f"(v[max(2 * h - 1, 0)]));
 #pragma unroll
-            for (int i = 0; i < 4; i++) turns[i] = make_float2(1.f, 0.f);
+            for (int i = 0; i < TURNS; i++) turns[i] = make_float2(1.f, 0.f);
             if (t.rope) {
                 const float2 *rope = (const float2 *)c.p.rope + pair;
 #pragma unroll
-                for (int i = 0; i < 4; i++)
+                for (int i = 0; i < TURNS; i++)
                     turns[i] = __ldg(rope + (u64)about[(h + i) / 2 * 8 + i % 2 + 2 * c.t()].x * (P::head_dim / 2));
             }
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
+            for (int i = 0; i < TURNS; i++) {
                 const int at = (h + i) / 2 * 4 + i % 2;
                 const float even = v[at] * gamma[0], odd = v[at + 2] * gamma[1];
                 v[at] = even * turns[i].x - odd * turns[i].y, v[at + 2] = even * turns[i].y + odd * turns[i].x;

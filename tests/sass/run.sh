@@ -72,14 +72,6 @@ for kernel in build/*/megakernel.cu; do
   judge "${model%/*}" $compile $kernel
 done
 
-# Their launches that take prompts: what these free is tied to products, not to loads, so no spills and products that
-# run one behind another are all there is to see.
-for kernel in build/*/prefill/megakernel.cu; do
-  model=${kernel#build/} && model=${model%/*/*}
-  $compile -o $work/$model-prefill.cubin $kernel >$work/$model-prefill.log 2>&1
-  verdict "$model, prefill: compiles without spills, and no product waits" $? "$(tail -n 1 $work/$model-prefill.log)"
-done
-
 # Shapes that take other paths through the templates than the models do.
 for model in narrow-layers wide-layers columns-16 columns-32 columns-64; do
   [ -e build/$model/megakernel.cu ] && continue
