@@ -111,7 +111,7 @@ static void run_chunk(const nmk_params *p) {
     if (*abort_flag) return;
     if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
         nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
-        *abort_flag = 1u << 31 | 1u << 20 | 17u << 12 | 1;
+        *abort_flag = 1u << 31 | 1u << 20 | 17u << 12 | !fake.silent;
         if (!fake.silent)
             h[9] = (nmk_hang){.word = 1u << 31 | 1u << 20 | 17u << 12 | 1, .counter = 0, .expected = 132, .got = 131};
         return;
