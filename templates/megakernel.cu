@@ -102,8 +102,10 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             if (s.flags[n] & NMK_COLUMN_FILTERS) filters |= (Mask)1 << n;
         }
 
-    if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
-    __syncthreads();
+    if (POSTED) {
+        if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
+        __syncthreads();
+    }
 
     if (warp >= WARPS_COMPUTE) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
@@ -200,7 +202,6 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         if (tiles >= 0) gemm_x_compute(c, tiles, claimed);
         if (row) row_tile_any<RAGGED>(c, row, width);
 #endif
-        if (HANDS >> d[0] & 1) c.hand_sum();
     }
 #ifdef NMK_MIXED
     go_on(memory, &next, ns, false);

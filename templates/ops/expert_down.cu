@@ -1,7 +1,7 @@
 /*@op
   name     = "expert_down",
   summary  = "acc += sum over the active experts of h * Wdown, in ascending order, for the SM's own 16 rows",
-  params   = { {"experts", "i32"}, {"expert_ff", "i32"}, {"hidden", "i32"}, {"h_units", "i32"}, {"hands", "i32"} },
+  params   = { {"experts", "i32"}, {"expert_ff", "i32"}, {"hidden", "i32"}, {"h_units", "i32"} },
   tile     = "owner",
   task     = { {"tile", "i32"}, {"weight_kib", "i32"} },
   reads    = { {"h", "bf16", role = "compute", lo = "0", hi = "h_units"}, {"route", role = "load", scope = "sm"},
@@ -61,7 +61,6 @@ DEVICE void compute(Consumer &c, const Task &t)
     const Routes &r = c.s.routes[b];
     const bf16 *h = c.buffer<bf16>(t.h);
     u8 *gathered = c.ring + SHARED_X + c.warp * (2 * LOAD_BYTES);
-    if (active == 0 && P::hands) c.hand_sum();
     if (active == 0) return;
 #pragma unroll 1
     for (int i = c.lane; i < 2 * L::granules * 4; i += 32)
@@ -126,7 +125,6 @@ DEVICE void compute(Consumer &c, const Task &t)
         }
     }
     wait_async<0>();
-    if (P::hands) c.hand_sum();
 }
 #else
 constexpr int AHEAD = L::granules <= 3 ? 4 : L::granules <= 6 ? 2 : 1; /* experts whose h is loaded ahead */
@@ -168,7 +166,6 @@ DEVICE void compute(Consumer &c, const Task &t)
     }
 #pragma unroll
     for (int k = 0; k < 4; k++) c.acc[0][k] += odd[k];
-    if (P::hands) c.hand_sum();
 }
 #endif
 

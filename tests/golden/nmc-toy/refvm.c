@@ -50,12 +50,11 @@ static const struct {
     int32_t part_slots;
     int32_t qk_norm;
     float eps;
-    int32_t sequential;
     int32_t claim_attention;
     int32_t attention_ticket;
 } attention_params = {
     .heads = 8, .kv_heads = 1, .head_dim = 128, .window = 128, .full_layers = 2, .sliding_layers = 3,
-    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f, .sequential = 0, .claim_attention = 0, .attention_ticket = 5
+    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f, .claim_attention = 0, .attention_ticket = 5
 };
 struct attention_task {
     int32_t sliding;
@@ -147,9 +146,8 @@ static int op_cut(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 static const struct {
     int32_t dense_ff;
     int32_t hidden;
-    int32_t hands;
 } dense_down_params = {
-    .dense_ff = 512, .hidden = 256, .hands = 1
+    .dense_ff = 512, .hidden = 256
 };
 struct dense_down_task {
     int32_t tile;
@@ -248,9 +246,8 @@ static const struct {
     int32_t expert_ff;
     int32_t hidden;
     int32_t h_units;
-    int32_t hands;
 } expert_down_params = {
-    .experts = 16, .expert_ff = 96, .hidden = 256, .h_units = 192, .hands = 1
+    .experts = 16, .expert_ff = 96, .hidden = 256, .h_units = 192
 };
 struct expert_down_task {
     int32_t tile;
@@ -354,9 +351,8 @@ static const struct {
     int32_t q_width;
     int32_t hidden;
     int32_t attn_units;
-    int32_t hands;
 } o_proj_params = {
-    .q_width = 1024, .hidden = 256, .attn_units = 256, .hands = 0
+    .q_width = 1024, .hidden = 256, .attn_units = 256
 };
 struct o_proj_task {
     int32_t tile;
@@ -416,9 +412,8 @@ static int op_qkv(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 
 static const struct {
     int32_t hidden;
-    int32_t handed;
 } residual_params = {
-    .hidden = 256, .handed = 1
+    .hidden = 256
 };
 struct residual_task {
     int32_t tile;
