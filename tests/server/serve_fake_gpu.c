@@ -293,7 +293,7 @@ int main(int argc, char **argv) {
     rc = start((const char *const[]){"--gpu-memory-utilization", "0.02", NULL}, false, &said);
     check(rc == 1, "does not start with too small a share", "exit %d: %s", rc, said.data);
     says(&said,
-         "nmk-serve: cuda:0 (Paper GPU): the weights of nmc-toy take 0.022 GiB, buffers 0.023 GiB: only 0.020 of 1.000 "
+         "nmk-serve: cuda:0 (Paper GPU): the weights of nmc-toy take 0.022 GiB, buffers 0.025 GiB: only 0.020 of 1.000 "
          "GiB may be used\n",
          "why");
     nmk_buf_free(&said);
