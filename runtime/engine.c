@@ -213,8 +213,6 @@ static int open_prefill(nmk_engine *g, const nmk_options *o, nmk_err *e) {
     if (!(g->prefill.lists = nmk_variant_lists(n->built_in, n, e))) return -1;
     if (upload(m, &p->lists, g->prefill.lists, words * sizeof *g->prefill.lists, "task lists", e)) return -1;
     if (open_launch(m, p, n, n->built_in, e)) return -1;
-    /* What pads the rows of an operand is never written, and multiplied by zeros: it has to be a number. */
-    if (m->on_gpu && m->calls->fill(m, p->arena, 0, n->built_in->arena_bytes, e)) return -1;
     if (m->calls->alloc(m, &p->control, n->control_bytes, "a chunk of prompts", e)) return -1;
     p->hang = m->hang_address + sizeof *m->hang * NMK_HANGS;
     g->mixed = o->prefill_mode == NMK_PREFILL_MIXED;

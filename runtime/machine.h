@@ -47,6 +47,8 @@ struct nmk_machine {
 struct nmk_machine_calls {
     void (*close)(nmk_machine *);
     int (*enter)(nmk_machine *, nmk_err *); /* before other calls on this thread */
+    /* Zeroed.  Launches that take prompts count on it: what pads the rows of an operand is never written, and
+     * multiplied by zeros, so it has to be a number. */
     int (*alloc)(nmk_machine *, uint64_t *address, uint64_t bytes, const char *what, nmk_err *);
     void (*release)(nmk_machine *, uint64_t address); /* 0 is fine */
     uint64_t (*free_bytes)(nmk_machine *);
