@@ -79,6 +79,26 @@ DEVICE u32 key_of(float v)
 
 DEVICE float value_of(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
+/* By a warp whose lanes have four keys each: lane i gets the place of the i-th largest and its key.  Ties: the lowest
+ * place.  Keys that were chosen are 0 then. */
+template <int COUNT> DEVICE void choose_largest(u32 (&key)[4], int lane, int &place, u32 &largest)
+{
+#pragma unroll 1
+    for (int i = 0; i < COUNT; i++) {
+        u32 best = key[0];
+        int at = 0;
+#pragma unroll
+        for (int j = 1; j < 4; j++)
+            if (key[j] > best) best = key[j], at = j;
+        const u32 top = __reduce_max_sync(~0u, best);
+        const int owner = __ffs(__ballot_sync(~0u, best == top)) - 1;
+        const int e = __shfl_sync(~0u, lane * 4 + at, owner);
+#pragma unroll
+        for (int j = 0; j < 4; j++) key[j] = lane == owner && j == at ? 0 : key[j];
+        if (lane == i) place = e, largest = top;
+    }
+}
+
 /* D += A * B, m16n8k16: a = one lane's 16 bytes of a packed weight tile, b0 b1 = two k pairs of column g. */
 DEVICE void mma(float (&d)[4], const uint4 &a, u32 b0, u32 b1)
 {

@@ -96,20 +96,7 @@ DEVICE void compute(Consumer &c, const Task &t)
             }
             int expert = 0;
             u32 logit = 0;
-#pragma unroll 1
-            for (int i = 0; i < P::experts_per_token; i++) {
-                u32 best = key[0];
-                int at = 0;
-#pragma unroll
-                for (int j = 1; j < 4; j++)
-                    if (key[j] > best) best = key[j], at = j;
-                const u32 top = __reduce_max_sync(~0u, best);
-                const int owner = __ffs(__ballot_sync(~0u, best == top)) - 1; /* ties: the lowest id */
-                const int e = __shfl_sync(~0u, lane * 4 + at, owner);
-#pragma unroll
-                for (int j = 0; j < 4; j++) key[j] = lane == owner && j == at ? 0 : key[j];
-                if (lane == i) expert = e, logit = top;
-            }
+            choose_largest<P::experts_per_token>(key, lane, expert, logit);
             if (P::route_score == SOFTMAX_CHOSEN) {
                 most = value_of(__shfl_sync(~0u, logit, 0));
                 all = warp_sum(lane < P::experts_per_token ? __expf(value_of(logit) - most) : 0.f);
