@@ -3,6 +3,7 @@
  * chunk runs; a hang says in which part it was.  Skips itself without a GPU, and where the model takes no prompts in
  * chunks.  Arguments: repetitions (20), device. */
 #include "gpu/helper.h"
+#include "runtime/broken_lists.h"
 
 #define NAME "mixed launches on the GPU (" NMK_MODEL ")"
 
@@ -139,17 +140,10 @@ static void test_hang(void) {
     uint64_t step, chunk, number;
     g->mixed = true;
     for (int i = 0; i < 2; i++) {
-        int32_t *lists = i ? g->prefill.lists : g->lists;
-        const nmk_variant *v = i ? g->prefill.generation->built_in : g->variant;
-        const uint64_t at = i ? g->prefill.params.lists : g->params.lists;
-        const uint64_t bytes = sizeof *lists * NMK_SMS * (size_t)v->max_tasks * NMK_DESC_WORDS;
-        int32_t *broken = xmalloc(bytes), *d = broken + 77 * v->max_tasks * NMK_DESC_WORDS;
-        memcpy(broken, lists, bytes);
-        while (d[2] < 0) d += NMK_DESC_WORDS;
-        d[3]++;
+        const broken_lists b = break_lists(g, i);
         const uint32_t patience_ms = g->params.patience_ms;
         g->params.patience_ms = 100;
-        int rc = begin(&e) || g->machine->calls->write(g->machine, at, broken, bytes, &e);
+        int rc = begin(&e) || g->machine->calls->write(g->machine, b.at, b.broken, b.bytes, &e);
         if (rc) check(false, "%s: %s", NAME, e.text);
         const uint64_t start_ns = nmk_now_ns();
         rc = both(0, 0, &step, &chunk, &hang) < 0 || nmk_engine_wait_step(g, step, NULL, &hang) ||
@@ -157,11 +151,11 @@ static void test_hang(void) {
         check(rc && strstr(hang.text, "the kernel hung") && strstr(hang.text, part[i]),
               "%s: a hang, told in %.2f s: %s", NAME, 1e-9 * (double)(nmk_now_ns() - start_ns), hang.text);
         g->params.patience_ms = patience_ms;
-        rc = g->machine->calls->write(g->machine, at, lists, bytes, &e) || begin(&e) ||
+        rc = g->machine->calls->write(g->machine, b.at, b.lists, b.bytes, &e) || begin(&e) ||
              both(0, 0, &step, &chunk, &e) < 0 || nmk_engine_wait_step(g, step, NULL, &e) ||
              nmk_engine_wait_step(g, chunk, NULL, &e);
         check(rc == 0, "%s: the engine goes on after it: %s", NAME, e.text);
-        free(broken);
+        free(b.broken);
     }
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "broken_lists.h"
 #include "check.h"
 
 enum { ROWS = 3, CHUNKS = 6, CUT = 50, PAGE = NMK_PAGE_TOKENS, FED = ROWS - 1 };
@@ -169,22 +170,15 @@ static void test_deadlock(void) {
     for (int i = 0; i < 2; i++) {
         uint64_t step, chunk;
         if (open_rows(&g, NMK_PREFILL_MIXED, 1, 9, &e)) break;
-        int32_t *lists = i ? g->prefill.lists : g->lists;
-        const nmk_variant *v = i ? g->prefill.generation->built_in : g->variant;
-        const uint64_t at = i ? g->prefill.params.lists : g->params.lists;
-        const uint64_t bytes = sizeof *lists * NMK_SMS * (size_t)v->max_tasks * NMK_DESC_WORDS;
-        int32_t *broken = xmalloc(bytes), *d = broken + 77 * v->max_tasks * NMK_DESC_WORDS;
-        memcpy(broken, lists, bytes);
-        while (d[2] < 0) d += NMK_DESC_WORDS;
-        d[3]++;
-        int rc = g->machine->calls->write(g->machine, at, broken, bytes, &e);
+        const broken_lists b = break_lists(g, i);
+        int rc = g->machine->calls->write(g->machine, b.at, b.broken, b.bytes, &e);
         check(rc == 0 && both(g, FED, 0, &step, &chunk, &e) == -1 && strstr(e.text, part[i]) == e.text &&
                   strstr(e.text, "deadlock") && strstr(e.text, "SM 77"),
               "a deadlock says where", "%s", e.text);
-        rc = g->machine->calls->write(g->machine, at, lists, bytes, &e) || both(g, FED, 0, &step, &chunk, &e) ||
+        rc = g->machine->calls->write(g->machine, b.at, b.lists, b.bytes, &e) || both(g, FED, 0, &step, &chunk, &e) ||
              nmk_engine_wait_step(g, chunk, NULL, &e);
         check(rc == 0, "and the engine goes on", "%s", e.text);
-        free(broken);
+        free(b.broken);
         nmk_engine_close(g), g = NULL;
     }
 }
