@@ -15,6 +15,7 @@
 #include "flags.h"
 #include "json.h"
 #include "load.h"
+#include "values.h"
 
 enum { MOST_REQUESTS = 1 << 20, MOST_OPEN = 60000, MOST_TOKENS = 1 << 20, MOST_LINE = 16 << 20 };
 
@@ -256,25 +257,12 @@ typedef struct {
     double mean, p50, p90, p99;
 } figures;
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Between the two nearest values, as numpy has it. */
-static double percentile(const list *l, double part) {
-    if (!l->count) return 0;
-    double at = part * (double)(l->count - 1), low = floor(at);
-    size_t i = (size_t)low, next = i + 1 < l->count ? i + 1 : i;
-    return l->ms[i] + (l->ms[next] - l->ms[i]) * (at - low);
-}
-
 static figures figures_of(list *l) {
     double sum = 0;
     if (l->count) qsort(l->ms, l->count, sizeof *l->ms, by_value);
     for (size_t i = 0; i < l->count; i++) sum += l->ms[i];
-    return (figures){l->count ? sum / (double)l->count : 0, percentile(l, 0.5), percentile(l, 0.9),
-                     percentile(l, 0.99)};
+    return (figures){l->count ? sum / (double)l->count : 0, percentile(l->ms, l->count, 0.5),
+                     percentile(l->ms, l->count, 0.9), percentile(l->ms, l->count, 0.99)};
 }
 
 enum { TTFT, TPOT, ITL, E2E, KINDS };

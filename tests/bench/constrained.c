@@ -15,6 +15,7 @@
 #include "mask.h"
 #include "rng.h"
 #include "schema.h"
+#include "values.h"
 
 enum { WORDS = (NMK_VOCAB + 31) / 32, END = 0, MOST_ROWS = 64, MOST_STEPS = 4096, WARM_UP = 20, PROMPT = 16 };
 
@@ -111,11 +112,6 @@ static nmk_masks *new_masks(const nmk_token_tree *t, int schema, bool endless) {
 }
 
 /* ---------------------------------------------------------------- masks alone */
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 /* A token of the mask; ends of strings and numbers more often than chance would have it. */
 static int choose(const uint32_t *mask) {

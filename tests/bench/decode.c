@@ -17,6 +17,7 @@
 #include "engine.h"
 #include "samplings.h"
 #include "util.h"
+#include "values.h"
 
 enum { WARM_UP = 24, MOST_STEPS = 4096, MOST_CASES = 16, BANDWIDTH_RUNS = 9 };
 
@@ -41,16 +42,11 @@ static const char bandwidth_source[] =
     "    }\n"
     "}\n";
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Median; the 5th and 95th of 100 go to low and high. */
 static double median(double *v, int count, double *low, double *high) {
-    qsort(v, (size_t)count, sizeof *v, by_value);
+    const double m = median_of(v, count);
     *low = v[count / 20], *high = v[count - 1 - count / 20];
-    return v[count / 2];
+    return m;
 }
 
 /* Bytes/s that streaming reads of the weights reach: the ceiling of this GPU, now. */

@@ -12,6 +12,7 @@
 
 #include "engine.h"
 #include "util.h"
+#include "values.h"
 
 enum { MOST_CASES = 16, MOST_RUNS = 32, MOST_PAIRS = 1024, WARM_UP = 8, WAYS = 2 };
 
@@ -20,16 +21,6 @@ typedef struct {
 } figures;
 
 static int rows = 4, context = 8192, prompt_tokens = 8192, ahead = 2;
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, int count) {
-    qsort(v, (size_t)count, sizeof *v, by_value);
-    return v[count / 2];
-}
 
 static int run_once(nmk_engine *g, int tokens, bool mixed, figures *f, nmk_err *e) {
     static double step_ms[MOST_PAIRS], chunk_ms[MOST_PAIRS], gap_ms[MOST_PAIRS];
@@ -72,7 +63,8 @@ static int run_once(nmk_engine *g, int tokens, bool mixed, figures *f, nmk_err *
     if (nmk_engine_wait_step(g, chunk[pairs - 1], NULL, e)) goto out;
     f->prompt_ms = 1e-6 * (double)(nmk_now_ns() - start_ns);
     chunk_ms[pairs - 1] = g->machine->calls->step_ms(g->machine, chunk[pairs - 1]);
-    f->step_ms = median(step_ms, pairs), f->chunk_ms = median(chunk_ms, pairs), f->gap_ms = median(gap_ms, pairs);
+    f->step_ms = median_of(step_ms, pairs), f->chunk_ms = median_of(chunk_ms, pairs),
+    f->gap_ms = median_of(gap_ms, pairs);
     rc = 0;
 out:
     for (int r = 0; r <= rows; r++) nmk_kv_drop(&g->kv, r);
@@ -92,7 +84,7 @@ static int run_case(nmk_engine *g, int tokens, int runs, nmk_err *e) {
                              offsetof(figures, gap_ms), offsetof(figures, longest_ms)};
         for (size_t k = 0; k < sizeof at / sizeof *at; k++) {
             for (int i = 0; i < runs; i++) v[i] = *(const double *)(const void *)((const char *)&f[way][i] + at[k]);
-            printf(" %.3f |", median(v, runs));
+            printf(" %.3f |", median_of(v, runs));
         }
         printf("\n");
     }

@@ -12,6 +12,7 @@
 #include "cuda.h"
 #include "engine.h"
 #include "util.h"
+#include "values.h"
 
 enum { MOST_CASES = 16, MOST_RUNS = 64, STAMPS = NMK_TRACE_STAMPS, ROUNDS = 40000, THREADS = 256, OPERAND = 32768 };
 
@@ -44,16 +45,6 @@ static const char products_source[] =
     "    out[blockIdx.x * 256 + threadIdx.x] = sum;\n"
     "}\n";
 static const double PRODUCTS_FLOP = 2.0 * 4 * (2.0 * 64 * 256 * 16) * ROUNDS * NMK_SMS;
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, int count) {
-    qsort(v, (size_t)count, sizeof *v, by_value);
-    return v[count / 2];
-}
 
 /* FLOP/s of products alone. */
 static int product_rate(int runs, double *rate, nmk_err *e) {
@@ -90,7 +81,7 @@ static int product_rate(int runs, double *rate, nmk_err *e) {
         CU(e, cuEventElapsedTime(&ms, start, stop));
         run[i] = PRODUCTS_FLOP / ((double)ms * 1e-3);
     }
-    *rate = median(run, runs), rc = 0;
+    *rate = median_of(run, runs), rc = 0;
 out:
     if (start) nmk_cuda.cuEventDestroy(start);
     if (stop) nmk_cuda.cuEventDestroy(stop);
@@ -245,7 +236,7 @@ int main(int argc, char **argv) {
                 if (feed(g, token, 0, prompts[i], chunks[j], &e)) goto out;
                 run[r] = 1e-6 * (double)(nmk_now_ns() - start_ns);
             }
-            const double ms = median(run, runs);
+            const double ms = median_of(run, runs);
             const double flop = token_flop() * prompts[i] + attention_flop(prompts[i]);
             printf("| %d | %d | %.0f | %.2f | %.2f | %.2f | %.0f | %.0f %% |\n", prompts[i], chunks[j],
                    prompts[i] / ms * 1e3, ms, run[0], run[runs - 1], flop / ms * 1e-9, flop / ms * 1e3 / rate * 100);

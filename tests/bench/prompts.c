@@ -17,6 +17,7 @@
 
 #include "flags.h"
 #include "load.h"
+#include "values.h"
 
 enum { MOST_CASES = 16, MOST_ROWS = 64, MOST_FLAGS = 16, MOST_REQUESTS = 100000, START_SECONDS = 600 };
 enum { REPEATS = 3, ANSWER = 8, ONCE_TOKENS = 100000 /* longer prompts are not repeated */ };
@@ -52,18 +53,6 @@ static char *body_of(int prompt, int answer) {
     for (int i = 0; i < prompt; i++) nmk_buf_printf(&b, "%s%d", i ? "," : "", 100 + (int)(draw() % (VOCAB - 100)));
     nmk_buf_puts(&b, "]}");
     return b.data;
-}
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Of sorted values. */
-static double percentile(const double *ms, size_t count, double part) {
-    const double at = part * (double)(count - 1);
-    const size_t i = (size_t)at, next = i + 1 < count ? i + 1 : i;
-    return count ? ms[i] + (ms[next] - ms[i]) * (at - floor(at)) : 0;
 }
 
 static int failed(const char *what, const char *why) {

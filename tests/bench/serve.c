@@ -14,6 +14,7 @@
 #include "flags.h"
 #include "samplings.h"
 #include "sse.h"
+#include "values.h"
 
 enum { WARM_UP = 24, MOST_CASES = 16, MOST_ROWS = 64, MOST_STEPS = 4096, VOCAB = 500, START_SECONDS = 600 };
 
@@ -38,11 +39,6 @@ typedef struct {
     bool ids; /* its text is token ids */
     uint64_t *at;
 } row;
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static uint32_t word_of(uint32_t row_number, uint32_t i) {
     uint32_t x = row_number * 2654435761u + i * 2246822519u + 1;
