@@ -92,19 +92,20 @@ end
 function M.nearest(word, names)
   local best, best_distance
   for _, name in ipairs(names) do
-    local d = distance(word:lower(), name:lower())
-    if d <= math.max(1, math.max(#word, #name) // 2) and (not best or d < best_distance) then
+    local far = math.max(1, math.max(#word, #name) // 2)
+    local d = math.abs(#word - #name) <= far and distance(word:lower(), name:lower()) or math.huge
+    if d <= far and (not best or d < best_distance) then
       best, best_distance = name, d
     end
   end
   return best
 end
 
---- The end of a message about an unknown name: the nearest known one, or all of them.
+--- The end of a message about an unknown name: the nearest known one, or all of them; and the nearest, if there is one.
 function M.hint(word, names)
   local near = M.nearest(word, names)
   if near then
-    return (", did you mean '%s'?"):format(near)
+    return (", did you mean '%s'?"):format(near), near
   end
   return (", known are: %s"):format(table.concat(names, ", "))
 end

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <locale.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,7 @@ enum { GC_PAUSE = 400 };
 typedef struct {
     char *at, *end;
     void *freed[CLASSES]; /* lists, linked through their first word */
+    size_t used, most;    /* bytes of blocks that are taken, and may be; 0: any */
 } memory;
 
 /* Rounds up to what blocks of that size have: multiples of GRAIN, or four sizes from one power of two to the next. */
@@ -83,15 +85,28 @@ static void *take(memory *m, size_t block) {
 static void *allocate(void *ud, void *old, size_t old_size, size_t size) {
     size_t had = old ? block_size(old_size) : 0, block = block_size(size);
     if (had == block) return old;
-    void *p = size ? take(ud, block) : NULL;
+    memory *m = ud;
+    bool fits = !m->most || block <= had || m->used + (block - had) <= m->most;
+    void *p = size && fits ? take(m, block) : NULL;
     if (size && !p) return had > block ? old : NULL; /* a block may always shrink */
+    m->used += block - had;
     if (had) {
         if (p) memcpy(p, old, old_size < size ? old_size : size);
-        void **head = &((memory *)ud)->freed[class_of(had)];
+        void **head = &m->freed[class_of(had)];
         memcpy(old, head, sizeof *head);
         *head = old;
     }
     return p;
+}
+
+/* host.bound(bytes): from now on so much more memory than now, or Lua's "not enough memory"; 0: no bound. */
+static int host_bound(lua_State *L) {
+    void *heap;
+    lua_getallocf(L, &heap);
+    memory *m = heap;
+    size_t bytes = (size_t)luaL_checkinteger(L, 1);
+    m->most = bytes ? m->used + bytes : 0;
+    return 0;
 }
 
 /* ---- files ---- */
@@ -508,7 +523,7 @@ static int yaml_load(lua_State *L) {
 
 static const luaL_Reg HOST[] = {
     {"read", host_read}, {"part", host_part},         {"write", host_write}, {"list", host_list},
-    {"now", host_now},   {"realpath", host_realpath}, {NULL, NULL},
+    {"now", host_now},   {"realpath", host_realpath}, {"bound", host_bound}, {NULL, NULL},
 };
 
 static const luaL_Reg YAML[] = {{"load", yaml_load}, {"parse", parse}, {NULL, NULL}};

@@ -533,9 +533,26 @@ function File:read_base(raw, device, reference)
   return device, base_reference
 end
 
+-- More than any table needs: one that never ends, or fills the memory, is a mistake like others.
+local MOST_INSTRUCTIONS, MOST_BYTES = 10000000, 16 << 20
+
+--- Runs a table's chunk within these bounds: its value; or nil and a message with the line.
+local function run_table(chunk, name)
+  local thread = coroutine.create(chunk)
+  debug.sethook(thread, function() error("the table takes too long", 2) end, "", MOST_INSTRUCTIONS)
+  host.bound(MOST_BYTES)
+  local ok, value = coroutine.resume(thread)
+  host.bound(0)
+  if ok then return value end
+  if value == "not enough memory" then -- Lua's own message, which has no line
+    local level, at = 0, debug.getinfo(thread, 0, "l")
+    while at and at.currentline < 0 do level, at = level + 1, debug.getinfo(thread, level + 1, "l") end
+    value = ("%s:%d: the table takes too much memory"):format(name, at and at.currentline or 0)
+  end
+  return nil, value
+end
+
 --- The table's text compiled in an empty environment; newlines in front keep the file's own line numbers.
--- More than any table needs: one that never ends is a mistake like others.
-local MOST_INSTRUCTIONS = 10000000
 
 function File:read_table()
   local open_from, open_to = self.text:find("/*@op", 1, true)
@@ -552,14 +569,9 @@ function File:read_table()
   local first = self:line_of(open_to)
   local source = ("\n"):rep(first - 1) .. "return {" .. self.text:sub(open_to + 1, close_from - 1) .. "\n}"
   local chunk, why = load(source, "@" .. self.name, "t", {})
-  local ok, value
-  if chunk then
-    debug.sethook(function() error("the table takes too long", 2) end, "", MOST_INSTRUCTIONS)
-    ok, value = pcall(chunk)
-    debug.sethook()
-    why = value
-  end
-  if not ok then
+  local value
+  if chunk then value, why = run_table(chunk, self.name) end
+  if not value then
     local line, message = tostring(why):match(":(%d+): (.*)$")
     self:error({ file = self.name, line = tonumber(line) or first, col = 1 }, "%s", message or tostring(why))
     return nil

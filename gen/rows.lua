@@ -11,6 +11,9 @@
 -- A mistake is reported at its place, and the reading goes on.
 local diags = require("diag")
 
+-- Of unknown keys that many are compared with the known ones.
+local MOST_HINTS = 50
+
 local M = {}
 
 -- ---------------------------------------------------------------- rows
@@ -308,10 +311,11 @@ function Reader:map(node, path, rows)
       given[key] = item.value or false
     end
   end
-  -- A key meant by a misspelt one is not missing; its message is the other one.
-  for _, key in ipairs(unknown) do
-    self:error(key, M.path(path, key.value), "unknown key%s", diags.hint(key.value, known))
-    local meant = diags.nearest(key.value, known)
+  -- A key meant by a misspelt one is not missing; its message is the other one.  Nobody misspells a thousand.
+  for i, key in ipairs(unknown) do
+    local hint, meant = "", nil
+    if i <= MOST_HINTS then hint, meant = diags.hint(key.value, known) end
+    self:error(key, M.path(path, key.value), "unknown key%s", hint)
     if meant and given[meant] == nil then given[meant] = false end
   end
   for _, row in ipairs(rows) do

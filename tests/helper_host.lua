@@ -14,5 +14,6 @@ package.preload.host = package.preload.host or function()
     ls:close()
     return names
   end
+  function host.bound() end -- plain Lua has none
   return host
 end

@@ -47,6 +47,15 @@ refuses("the end of a list", "end", "new-op: 'end': the name is nmkgen's own")
 refuses("a long name", ("a"):rep(25), ("new-op: '%s': a name has at most 24 letters"):format(("a"):rep(25)))
 refuses("an unknown kind", "third --like elemental", "--like: there is no 'elemental', did you mean 'elementwise'?")
 
+-- A table that asks for more memory than tables need is told with its line.
+local halve = t.read(OPS .. "halve.cu")
+t.write(OPS .. "halve.cu", (halve:gsub("(\n *summary *= )[^\n]*", '%1("x"):rep(1 << 30),', 1)))
+local line = select(2, halve:match("^(.-)\n *summary"):gsub("\n", "")) + 2
+status, out, err = t.run("ulimit -v 1000000; " .. nmkgen .. "ops")
+t.same("a table that fills the memory", status .. out .. err,
+  ("1templates/ops/halve.cu:%d:1: the table takes too much memory\n"):format(line))
+t.write(OPS .. "halve.cu", halve)
+
 -- A file that lies there already, whatever it holds, is not written over.
 t.write(OPS .. "broken.cu", "")
 status, out, err = t.run(nmkgen .. "new-op other")

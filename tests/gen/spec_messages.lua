@@ -34,6 +34,13 @@ message("nesting", ("["):rep(200) .. ("]"):rep(200), "x.yaml:1:1: expected a map
   .. "x.yaml:1:66: nested deeper than 64 levels\n")
 message("nesting that libyaml would take hours for", ("["):rep(200000), "x.yaml:1:501: nested deeper than 64 levels\n")
 message("a large file", ("#"):rep(300000), "x.yaml:1:1: more than 262144 bytes: no spec is that long\n")
+-- As many unknown keys as a spec has room for: compared with the known ones, they would take ten seconds.
+local unknown = {}
+for i = 1, 18000 do unknown[i] = ("  key%d: 1\n"):format(i) end
+t.write(t.folder .. "/many.yaml", "model: a\nfamily: llama\nshape:\n" .. table.concat(unknown))
+local code, _, said = t.run(("ulimit -t 3; build/nmkgen check %s/many.yaml"):format(t.folder))
+t.case("many unknown keys", code == 1 and said:find("shape.key20: unknown key, known are: ", 1, true)
+  and said:find("and 17%d%d%d more\n$"), said:sub(-300))
 message("unclosed quote", 'model: "tiny\n',
   "x.yaml:2:1: found unexpected end of stream, while scanning a quoted scalar in line 1\n")
 
