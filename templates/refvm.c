@@ -82,9 +82,16 @@ typedef uint16_t u16x8 __attribute__((vector_size(16), aligned(2), may_alias));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef float f32x8 __attribute__((vector_size(32)));
 
+/* Compiled twice, and chosen between when the program is loaded; not for TSan, which is not ready for calls by then. */
+#ifdef __SANITIZE_THREAD__
+#define CLONED
+#else
+#define CLONED __attribute__((target_clones("avx2", "default")))
+#endif
+
 /* Products and sums in f32, in one order whatever the machine: 32 running sums, so that a compiler can use any vector
  * width (and no fused multiply-add, which would change the bits). */
-__attribute__((target_clones("avx2", "default"))) static float dot(const uint16_t *a, const uint16_t *b, int n)
+CLONED static float dot(const uint16_t *a, const uint16_t *b, int n)
 {
     f32x8 sum[4] = {{0}, {0}, {0}, {0}};
     int i = 0;
@@ -101,8 +108,7 @@ __attribute__((target_clones("avx2", "default"))) static float dot(const uint16_
 }
 
 /* o[i] = o[i] * scale + sum over n rows of p[j] * row[j][i], for one head's output. */
-__attribute__((target_clones("avx2", "default"))) static void accumulate(float *o, float scale, const float *p,
-                                                                        const uint16_t *const *row, int n)
+CLONED static void accumulate(float *o, float scale, const float *p, const uint16_t *const *row, int n)
 {
     for (int i = 0; i < HEAD_DIM; i += 8) {
         f32x8 sum = {0};
