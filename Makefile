@@ -10,13 +10,13 @@
 #   make conformance   clients that others make, of npm, against nmk-serve with scripted answers; needs Node.js and npm
 #   make test-balancer   three servers behind HAProxy, which it installs
 #   make load    nmk-serve with the toy on the CPU under load: CLIENTS=200 SECONDS=600
-#   make test-asan   the tests of server and runtime under ASan and UBSan; test-tsan under TSan
+#   make test-asan   the tests of server and runtime under ASan and UBSan; make test-tsan: under TSan
 #   make fuzz    fuzzers under ASan and UBSan, each a minute: TARGET="json regex" SECONDS=3600 SEED=2
 #   make schemas documents of random schemas, judged by python3-jsonschema: SCHEMAS=10000 SEED=1
 #   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
 #   make lint    luacheck, clang-format
 #   make bench   the benchmarks alone
-#   make deps    install the Debian packages that are missing; deps-build: without those of tests and demo
+#   make deps    install the Debian packages that are missing; make deps-build: without those of tests and demo
 #   make clean   remove build/
 
 # What `nmkgen tune` found lies beside a model and is none.

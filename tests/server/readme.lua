@@ -138,6 +138,11 @@ end
 local absent = missing(wanted, targets)
 t.case("the targets of make are there", next(wanted) ~= nil and absent == "", absent)
 
+-- What the head of the Makefile offers, and what the texts tell of.
+local offered = found(t.read("Makefile"):match("^.-\n\n"), "make ([a-z-]+)%f[%s;:]")
+local untold = missing(offered, found(README .. CONTRIBUTING, "make ([a-z-]+)%f[^%w-]"))
+t.case("what make offers is told", offered["test-tsan"] and offered.fuzz and untold == "", untold)
+
 -- ---- the example for OpenCode is of this server and this model
 local opencode = t.read("examples/opencode.json")
 local model = t.read("specs/north-mini-code.yaml"):match("\nmodel: (%S+)")
