@@ -509,6 +509,9 @@ C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.
 SANITIZED := $(filter $(patsubst %,build/tests/$(TOY)/%/%,server runtime),$(C_TESTS))
 SANITIZER_asan := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 SANITIZER_tsan := -fsanitize=thread
+# NMK_SLOW: how many times as long as otherwise a test waits, and what it judges by time may take.
+SLOW_asan := 5
+SLOW_tsan := 10
 # Tests of threads, memory and input that take seconds with ASan: what every `make test` has of it, tests/server/asan.sh.
 ASAN_TESTS := $(patsubst %,build/tests/$(TOY)/%,server/batch_fake_gpu server/batch_chunks server/serve_responses \
     server/serve_messages server/reply_bodies runtime/engine_fake_gpu runtime/kv_pages runtime/weights_open \
@@ -527,10 +530,11 @@ build-sanitized: build/nmk-chat build/nmk-bench $($(TOY)_PROGRAMS) $(SANITIZED)
 build-asan-tests: build/asan/Makefile build/nmkgen
 	@+$(call sanitized,asan,$(ASAN_TESTS))
 	@printf '%s\n' $(ASAN_TESTS) >build/asan/build/quick
+	@echo $(SLOW_asan) >build/asan/build/slow
 
 define test_sanitized
 @+$(call sanitized,$(1),$(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) build-sanitized)
-@NMK_TEST_SECONDS=1800 build/$(1)/tests/run $(TOY)/server $(TOY)/runtime server/serve_flags
+@NMK_TEST_SECONDS=1800 NMK_SLOW=$(or $(NMK_SLOW),$(SLOW_$(1))) build/$(1)/tests/run $(TOY)/server $(TOY)/runtime server/serve_flags
 endef
 test-asan: deps build/asan/Makefile ; $(call test_sanitized,asan)
 test-tsan: deps build/tsan/Makefile ; $(call test_sanitized,tsan)

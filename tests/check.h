@@ -12,6 +12,13 @@
 
 static int failures;
 
+/* How long something may take, or is waited for, in whatever unit: so long on a machine that does nothing else, and
+ * NMK_SLOW times as long under sanitizers and beside other work. */
+__attribute__((unused)) static int time_limit(int time) {
+    const char *slow = getenv("NMK_SLOW");
+    return slow && atoi(slow) > 1 ? time * atoi(slow) : time;
+}
+
 /* `why` is for the case that it is not good. */
 __attribute__((format(printf, 3, 4), unused)) static bool check(bool good, const char *name, const char *why, ...) {
     va_list args;

@@ -3,6 +3,7 @@
 # make test-asan runs all of them.
 
 cd "$(dirname "$0")/../../build/asan" || exit 2
+export NMK_SLOW=${NMK_SLOW:-$(<build/slow)}
 while read -r test; do
   if "$test" >build/quick.log 2>&1 </dev/null; then
     echo "ok - $test under ASan"

@@ -74,7 +74,7 @@ static int submit(nmk_batch *b, client *k, nmk_err *e) {
 static bool wait_tokens(client *k, int tokens) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += WAIT_S;
+    until.tv_sec += time_limit(WAIT_S);
     int rc = 0;
     pthread_mutex_lock(&clients);
     while (rc == 0 && k->ends == 0 && k->count < tokens) rc = pthread_cond_timedwait(&client_news, &clients, &until);
@@ -96,7 +96,7 @@ __attribute__((unused)) static void go_on(client *k, int hold_at) {
 __attribute__((unused)) static nmk_batch_stats quiet(nmk_batch *b) {
     nmk_batch_stats s = {0};
     uint64_t steps = UINT64_MAX;
-    for (int i = 0; i < 1000; i++) {
+    for (int i = 0; i < time_limit(1000); i++) {
         nmk_batch_read_stats(b, &s);
         if (s.running == 0 && s.waiting == 0 && s.steps == steps) break;
         steps = s.steps;
@@ -108,7 +108,7 @@ __attribute__((unused)) static nmk_batch_stats quiet(nmk_batch *b) {
 /* Until that many run and wait. */
 __attribute__((unused)) static bool wait_load(nmk_batch *b, int running, int waiting) {
     nmk_batch_stats s;
-    for (int i = 0; i < WAIT_S * 1000; i++) {
+    for (int i = 0; i < time_limit(WAIT_S * 1000); i++) {
         nmk_batch_read_stats(b, &s);
         if (s.running == running && s.waiting == waiting) return true;
         usleep(1000);

@@ -12,7 +12,7 @@
 typedef struct {
     int listener, port, count;
     const char *const *answers;
-    int pause_ms;  /* before the connection is closed */
+    int pause_ms;  /* before the connection is closed, unless the client does that */
     nmk_buf asked; /* all that came */
     pthread_t thread;
 } canned;
@@ -34,7 +34,7 @@ static void *serve_canned(void *arg) {
             if (c->asked.length >= (size_t)(end + 4 - c->asked.data) + body) break;
         }
         put(fd, c->answers[i], strlen(c->answers[i]));
-        usleep((useconds_t)c->pause_ms * 1000);
+        if (c->pause_ms) poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, c->pause_ms);
         close(fd);
     }
     return NULL;
@@ -51,11 +51,12 @@ static void canned_start(canned *c, const char *const *answers, int count, int p
     pthread_create(&c->thread, NULL, serve_canned, c);
 }
 
+/* All that came is in `asked` then, the caller's to free. */
 static void canned_end(canned *c) {
     shutdown(c->listener, SHUT_RDWR);
     pthread_join(c->thread, NULL);
     close(c->listener);
-    nmk_buf_free(&c->asked);
+    nmk_buf_puts(&c->asked, "");
 }
 
 /* ---------------------------------------------------------------- the client */
@@ -70,7 +71,7 @@ static void said_free(said *s) { nmk_buf_free(&s->out), nmk_buf_free(&s->err); }
 typedef struct {
     const char *input;     /* of stdin */
     bool terminal;         /* stdout is one */
-    int interrupt_ms;      /* then SIGINT; 0: never */
+    bool interrupt;        /* SIGINT then */
     void (*after)(void *); /* called when the first bytes of an answer are there */
     void *user;
 } manner;
@@ -104,14 +105,13 @@ static said chat(int port, const char *const *flags, manner how) {
     nmk_buf_puts(&s.out, ""), nmk_buf_puts(&s.err, "");
     uint64_t start = nmk_now_ns();
     bool ended = false;
-    while (nmk_now_ns() - start < 20000000000u) {
+    while (nmk_now_ns() - start < (uint64_t)time_limit(20000) * 1000000) {
         struct pollfd fds[2] = {{.fd = out[0], .events = POLLIN}, {.fd = err[0], .events = POLLIN}};
         poll(fds, 2, 20);
         if (fds[0].revents) collect(out[0], &s.out);
         if (fds[1].revents) collect(err[0], &s.err);
         if (how.after && s.out.length) how.after(how.user), how.after = NULL;
-        if (how.interrupt_ms && nmk_now_ns() - start > (uint64_t)how.interrupt_ms * 1000000)
-            kill(pid, SIGINT), how.interrupt_ms = 0;
+        if (how.interrupt && s.out.length) kill(pid, SIGINT), how.interrupt = false;
         if (ended && !(fds[0].revents & POLLIN) && !(fds[1].revents & POLLIN)) break;
         if (!ended && waitpid(pid, &status, WNOHANG) == pid) ended = true;
     }
@@ -125,10 +125,11 @@ static said chat(int port, const char *const *flags, manner how) {
 static said ask_canned(const char *answer, manner how, nmk_buf *asked) {
     static const char *const flags[] = {"--model", "m", "a question", NULL};
     canned c;
-    canned_start(&c, &answer, 1, how.interrupt_ms ? 2000 : 0);
+    canned_start(&c, &answer, 1, how.interrupt ? time_limit(2000) : 0);
     said s = chat(c.port, flags, how);
-    if (asked) nmk_buf_add(asked, c.asked.data ? c.asked.data : "", c.asked.length);
     canned_end(&c);
+    if (asked) nmk_buf_add(asked, c.asked.data, c.asked.length);
+    nmk_buf_free(&c.asked);
     return s;
 }
 
@@ -209,7 +210,7 @@ static void test_terminal(void) {
 }
 
 static void test_interrupt(void) {
-    said s = ask_canned(STREAM DELTA("{\"content\":\"begun\"}"), (manner){.interrupt_ms = 400}, NULL);
+    said s = ask_canned(STREAM DELTA("{\"content\":\"begun\"}"), (manner){.interrupt = true}, NULL);
     check(s.rc == 130 && !strcmp(s.out.data, "begun\n") && !strcmp(s.err.data, "[stopped]\n"), "Ctrl-C stops an answer",
           "exit %d, \"%s\", \"%s\"", s.rc, s.out.data, s.err.data);
     said_free(&s);
@@ -228,6 +229,7 @@ static void test_requests(void) {
     canned c;
     canned_start(&c, answers, 4, 0);
     said s = chat(c.port, flags, (manner){.input = "q1\nq2\n\nq3\n"});
+    canned_end(&c);
     check(s.rc == 0 && !strcmp(s.out.data, "one\nthree\n") && strstr(s.err.data, "status 500: "),
           "a chat goes on after a failure", "exit %d, \"%s\", \"%s\"", s.rc, s.out.data, s.err.data);
     check(strstr(c.asked.data, "GET /v1/models HTTP/1.1\r\n") && count_of(&c.asked, "Bearer secret\r\n") == 4,
@@ -237,7 +239,7 @@ static void test_requests(void) {
                  "\"system\",\"content\":\"be \\\"brief\\\"\"},{\"role\":\"user\",\"content\":\"q1\"},{\"role\":"
                  "\"assistant\",\"content\":\"one\"},{\"role\":\"user\",\"content\":\"q3\"}]}"),
           "the chat so far, without what failed", "%s", c.asked.data);
-    said_free(&s), canned_end(&c);
+    said_free(&s), nmk_buf_free(&c.asked);
 }
 
 static void test_flags(void) {

@@ -14,7 +14,8 @@ typedef struct {
     int port, result;
     nmk_http_options o;
     atomic_int requests, closed, drained, woken, accesses, cuts;
-    atomic_ullong last_id, closed_ns; /* of requests left to the test */
+    atomic_int held; /* requests left to the test; last_id is the last one's */
+    atomic_ullong last_id, closed_ns;
     atomic_int last_status, last_key;
     /* /flood: events of that size, as many as that; how many were sent; did it ever have to wait */
     int flood_bytes, flood_count;
@@ -93,6 +94,7 @@ static void app_request(void *ctx, const nmk_http_request *q, nmk_http_response 
     default: break;
     }
     a->last_id = q->id;
+    a->held++;
 }
 
 static void app_closed(void *ctx, nmk_http_response *r) {
@@ -152,9 +154,9 @@ static int app_stop(app *a, int deadline_ms) {
     return result;
 }
 
-/* Waits for a counter to reach a value. */
+/* Waits for a counter to reach a value, for time_limit(ms). */
 __attribute__((unused)) static bool app_wait(atomic_int *counter, int value, int ms) {
-    for (int i = 0; i < ms * 5; i++) {
+    for (int i = 0; i < time_limit(ms) * 5; i++) {
         if (*counter >= value) return true;
         usleep(200);
     }
@@ -167,7 +169,7 @@ __attribute__((unused)) static void ask(const app *a, const char *request, nmk_b
     answer->length = 0;
     nmk_buf_puts(answer, "");
     puts_to(fd, request);
-    while (get_some(fd, answer, 150) > 0) {}
+    for (int ms = time_limit(2000); get_some(fd, answer, ms) > 0; ms = 150) {}
     close(fd);
 }
 

@@ -141,9 +141,9 @@ __attribute__((unused)) static int get_some(int fd, nmk_buf *b, int ms) {
     return 1;
 }
 
-/* Reads until the text is there; false: the end or the time came first. */
+/* Reads until the text is there; false: the end or time_limit(ms) came first. */
 __attribute__((unused)) static bool get_until(int fd, nmk_buf *b, const char *text, int ms) {
-    uint64_t end = nmk_now_ns() + (uint64_t)ms * 1000000;
+    uint64_t end = nmk_now_ns() + (uint64_t)time_limit(ms) * 1000000;
     while (!b->data || !strstr(b->data, text)) {
         uint64_t now = nmk_now_ns();
         if (now >= end || get_some(fd, b, (int)((end - now) / 1000000) + 1) < 0) return false;
@@ -151,9 +151,9 @@ __attribute__((unused)) static bool get_until(int fd, nmk_buf *b, const char *te
     return true;
 }
 
-/* Reads to the end of the connection; false: it did not come in time. */
+/* Reads to the end of the connection; false: it did not come within time_limit(ms). */
 __attribute__((unused)) static bool get_all(int fd, nmk_buf *b, int ms) {
-    uint64_t end = nmk_now_ns() + (uint64_t)ms * 1000000;
+    uint64_t end = nmk_now_ns() + (uint64_t)time_limit(ms) * 1000000;
     for (uint64_t now; (now = nmk_now_ns()) < end;)
         if (get_some(fd, b, (int)((end - now) / 1000000) + 1) < 0) return true;
     return false;

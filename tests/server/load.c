@@ -556,7 +556,7 @@ static void dump_waiting(void) {
 }
 
 static bool hangs(void) {
-    if (!l.busy || nmk_now_ns() - l.progress_ns < HANG_MS * 1000000ull) return false;
+    if (!l.busy || nmk_now_ns() - l.progress_ns < (uint64_t)time_limit(HANG_MS) * 1000000) return false;
     dump_waiting();
     return true;
 }
@@ -591,7 +591,7 @@ static void under_load(int files) {
     while (l.busy && !hung) turn(), hung = hangs();
     for (int i = 0; i < l.clients; i++) hang_up(&all[i]);
 
-    check(!hung, "no hang", "%d clients wait, and nothing came for %d s", l.busy, HANG_MS / 1000);
+    check(!hung, "no hang", "%d clients wait, and nothing came for %d s", l.busy, time_limit(HANG_MS) / 1000);
     char *name = xasprintf("%d clients, %.0f s: %llu answers as if alone, %llu small or bad ones, %llu left", l.clients,
                            took, (unsigned long long)l.done, (unsigned long long)l.small, (unsigned long long)l.cut);
     check(!l.wrong && l.done > 0, name, "%llu are wrong, the first: %s", (unsigned long long)l.wrong, l.first_wrong);
@@ -612,7 +612,7 @@ static void under_load(int files) {
           "nothing runs or waits when all have gone", "running %g, waiting %g",
           metric(l.s.port, "vllm:num_requests_running"), metric(l.s.port, "vllm:num_requests_waiting"));
     int left = 0;
-    for (int i = 0; i < 300 && (left = open_files()) > files; i++) usleep(20000);
+    for (int i = 0; i < time_limit(300) && (left = open_files()) > files; i++) usleep(20000);
     check(left <= files, "no descriptor is left open", "%d before, %d after", files, left);
     if (l.seconds >= LEAK_SECONDS)
         check(rss[10] - rss[5] < LEAK_KIB || (double)(rss[10] - rss[5]) < 0.03 * (double)rss[5],

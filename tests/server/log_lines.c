@@ -104,7 +104,7 @@ static void test_unread(void) {
     int full[2], whole = 0, lost = 0, cut = 0;
     if (pipe2(full, 0)) exit(2);
     nmk_log_setup(NMK_LOG_INFO, false, full[1]);
-    alarm(20); /* a write that waits for ever ends the test */
+    alarm((unsigned)time_limit(20)); /* a write that waits for ever ends the test */
     for (int i = 0; i < LINES; i++) nmk_log(NMK_LOG_INFO, "a line that fills the pipe");
     alarm(0);
     size_t n = 0;

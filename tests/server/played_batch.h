@@ -50,10 +50,15 @@ __attribute__((unused)) static void *loop(void *unused) {
     return NULL;
 }
 
+/* Until so many sequences have been submitted. */
+__attribute__((unused)) static void wait_submits(int count) {
+    for (int i = 0; i < time_limit(2000) && submits < count; i++) usleep(1000);
+}
+
 /* Posts, and waits until `count` sequences were submitted in all. */
 __attribute__((unused)) static int begin(const char *path, const char *body, int count) {
     int fd = request_open(port, "POST", path, "", body);
-    for (int i = 0; i < 2000 && submits < count; i++) usleep(1000);
+    wait_submits(count);
     if (submits < count) check(false, "submitted", "%d of %d", (int)submits, count);
     return fd;
 }

@@ -519,7 +519,7 @@ static void test_keys(nmk_api_options o) {
     for (int i = 0; i < 6; i++) {
         char *body = xasprintf("{\"prompt\":\"x\"%s}", asked[i].salt);
         int id = submits + 1, fd = request_open(nmk_http_port(h), "POST", TEXT, fields[asked[i].key], body);
-        for (int k = 0; k < 2000 && submits < id; k++) usleep(1000);
+        wait_submits(id);
         salt[i] = submitted[id - 1].salt, client[i] = submitted[id - 1].client;
         end(id, NMK_BATCH_LENGTH, NULL);
         reply r = reply_read(fd);
@@ -542,12 +542,12 @@ static void test_keys(nmk_api_options o) {
     int id = submits + 1, fd[5];
     for (int i = 0; i < 5; i++) {
         fd[i] = request_open(nmk_http_port(h), "POST", TEXT, fields[i == 4], "{\"prompt\":\"x\"}");
-        for (int k = 0; k < 2000 && !i && submits < id; k++) usleep(1000);
+        if (!i) wait_submits(id);
     }
-    usleep(100000); /* all have been read */
+    usleep((useconds_t)time_limit(100) * 1000); /* all have been read */
     int turn = -1;
     for (int i = 0; i < 5; i++, id++) {
-        for (int k = 0; k < 2000 && submits < id; k++) usleep(1000);
+        wait_submits(id);
         if (submitted[id - 1].client == client[2]) turn = i;
         end(id, NMK_BATCH_LENGTH, NULL);
     }
@@ -560,9 +560,9 @@ static void test_keys(nmk_api_options o) {
     /* One runs, one waits here, and the engine is lost. */
     for (int i = 0; i < 2; i++) {
         fd[i] = request_open(nmk_http_port(h), "POST", TEXT, fields[0], "{\"prompt\":\"x\"}");
-        for (int k = 0; k < 2000 && !i && submits < id; k++) usleep(1000);
+        if (!i) wait_submits(id);
     }
-    usleep(100000);
+    usleep((useconds_t)time_limit(100) * 1000);
     lost = true;
     end(id, NMK_BATCH_FAILED, "the engine is lost");
     for (int i = 0; i < 2; i++) {

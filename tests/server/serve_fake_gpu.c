@@ -30,7 +30,7 @@ static int start(const char *const *more, bool terminal, nmk_buf *said) {
     pid_t pid = fork();
     if (!pid) {
         dup2(ends[1], 2), close(ends[0]), close(ends[1]);
-        alarm(20);
+        alarm((unsigned)time_limit(20));
         if (fake_install(&e)) _exit(126);
         exit(serve_main(n, (char **)(uintptr_t)args));
     }
@@ -65,7 +65,7 @@ static int32_t slow_model(const nmk_params *p, const nmk_column *column) {
 static int program(int argc, char **argv) {
     nmk_err e = {0};
     signal(SIGUSR2, on_user);
-    alarm(60);
+    alarm((unsigned)time_limit(60));
     if (open("/dev/null", O_RDONLY) < 0 || fake_install(&e)) return 126; /* a file as a driver might leave it open */
     fake.fail = getenv("FAKE_FAIL") != NULL;
     fake_model = slow_model;
@@ -90,7 +90,7 @@ static int count_in_log(const server *s, const char *part) {
 }
 
 static bool log_becomes(const server *s, const char *part, int count) {
-    for (int i = 0; i < 500 && count_in_log(s, part) < count; i++) usleep(10000);
+    for (int i = 0; i < time_limit(500) && count_in_log(s, part) < count; i++) usleep(10000);
     return count_in_log(s, part) == count;
 }
 
@@ -107,7 +107,7 @@ static int open_files(const server *s) {
 /* Of a server that is left alone: connections are gone. */
 static int quiet_files(const server *s) {
     int n = open_files(s), last = -1;
-    for (int i = 0; i < 50 && n != last; i++) last = n, usleep(50000), n = open_files(s);
+    for (int i = 0; i < 50 && n != last; i++) last = n, usleep((useconds_t)time_limit(50) * 1000), n = open_files(s);
     return n;
 }
 
@@ -168,7 +168,7 @@ static void test_restart(void) {
     close(fd);
     check(!strcmp(comm, "nmk-serve\n"), "it has its name", "%s", comm);
     int files_then = quiet_files(&s);
-    kill(s.pid, SIGUSR2), usleep(50000);
+    kill(s.pid, SIGUSR2), usleep((useconds_t)time_limit(50) * 1000);
     check_fails(&s, "it is lost again");
     check(log_becomes(&s, " warning starting again restarts=1\n", 2), "steps between two losses", "it counts on");
     check_answer(&s, text, "and serves again");
@@ -190,14 +190,14 @@ static void test_signal(void) {
     server s = server_run(arguments, 20);
     int half = dial(s.port);
     puts_to(half, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nab");
-    kill(s.pid, SIGUSR2), usleep(50000);
+    kill(s.pid, SIGUSR2), usleep((useconds_t)time_limit(50) * 1000);
     check_fails(&s, "lost while a request is half read");
     bool lost = log_becomes(&s, " error engine lost reason=", 1);
     uint64_t start_ns = nmk_now_ns();
     int rc = server_end(&s, SIGTERM, 10000);
     double seconds = 1e-9 * (double)(nmk_now_ns() - start_ns);
     check(lost && rc == 0 && count_in_log(&s, "starting again") == 0, "a signal after that ends it", "exit %d", rc);
-    check(seconds < 4, "soon", "%.1f s", seconds);
+    check(seconds < time_limit(4), "soon", "%.1f s", seconds);
     close(half), close(s.log);
 }
 
@@ -217,7 +217,7 @@ static void test_guard(void) {
 
     setenv("FAKE_GONE", "1", 1);
     s = server_run(arguments, 20);
-    kill(s.pid, SIGUSR2), usleep(50000);
+    kill(s.pid, SIGUSR2), usleep((useconds_t)time_limit(50) * 1000);
     check_fails(&s, "a GPU that is lost");
     rc = server_end(&s, 0, 20000);
     server_log(&s, &log);

@@ -50,7 +50,7 @@ __attribute__((unused)) static server server_run(const char *const *args, int se
         execv(args[0], (char *const *)(uintptr_t)args);
         _exit(127);
     }
-    for (int i = 0; i < seconds * 100 && !s.port; i++) {
+    for (int i = 0; i < time_limit(seconds * 100) && !s.port; i++) {
         usleep(10000);
         server_log(&s, &text);
         const char *at = strstr(text.data, "http://127.0.0.1:");
@@ -77,7 +77,7 @@ __attribute__((unused)) static server server_start(const char *const *flags) {
 __attribute__((unused)) static int server_end(const server *s, int number, int ms) {
     int status;
     if (number) kill(s->pid, number);
-    for (int i = 0; i < ms / 5; i++) {
+    for (int i = 0; i < time_limit(ms) / 5; i++) {
         if (waitpid(s->pid, &status, WNOHANG) == s->pid) return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
         usleep(5000);
     }
@@ -283,7 +283,7 @@ __attribute__((unused)) static double metric(int port, const char *name) {
 }
 
 __attribute__((unused)) static bool metric_becomes(int port, const char *name, double wanted, int ms) {
-    for (int i = 0; i < ms / 20; i++) {
+    for (int i = 0; i < time_limit(ms) / 20; i++) {
         if (metric(port, name) == wanted) return true;
         usleep(20000);
     }

@@ -13,7 +13,7 @@ static struct json_object *event(const server *s, const char *message) {
     nmk_err e;
     struct json_object *found = NULL;
     /* the line of a request comes before the answer's last byte, that of its connection after it */
-    for (int i = 0; i < 100 && !found; i++) {
+    for (int i = 0; i < time_limit(100) && !found; i++) {
         server_log(s, &text);
         for (char *line = text.data, *end; (end = strchr(line, '\n')); line = end + 1) {
             struct json_object *o = nmk_json_parse(line, (size_t)(end - line), &e);

@@ -13,7 +13,7 @@
 /* As begin(), with a key. */
 static int open_one(const char *body, int count) {
     int fd = request_open(port, "POST", PATH "?beta=true", KEY, body);
-    for (int i = 0; i < 2000 && submits < count; i++) usleep(1000);
+    wait_submits(count);
     if (submits < count) check(false, "submitted", "%d of %d", (int)submits, count);
     return fd;
 }
@@ -87,7 +87,7 @@ static void test_continued(void) {
     static const char chat[] = "{\"continue_final_message\":true,\"messages\":[{\"role\":\"user\",\"content\":\"q\"},"
                                "{\"role\":\"assistant\",\"content\":\"q\"}]}";
     int fd = request_open(port, "POST", "/v1/chat/completions", KEY, chat);
-    for (int i = 0; i < 2000 && submits < id; i++) usleep(1000);
+    wait_submits(id);
     prompt = prompt_of(id);
     say(id, "x"), end(id, NMK_BATCH_LENGTH, NULL);
     r = reply_read(fd);

@@ -96,7 +96,7 @@ static void test_on(void) {
     usleep(100000);
     int running = request_open(s.port, "POST", "/v1/completions", key_line, long_answer);
     struct json_object *root = NULL;
-    for (int i = 0; i < 1000 && !(root = read_file(tasks)); i++) usleep(20000);
+    for (int i = 0; i < time_limit(1000) && !(root = read_file(tasks)); i++) usleep(20000);
     check_tasks(root, 2, "SIGUSR1 writes the tasks of two steps");
     json_object_put(root);
     r = reply_read(request_open(s.port, "POST", "/debug/trace?steps=3", key_line, ""));
@@ -108,7 +108,7 @@ static void test_on(void) {
 
     /* a client that gives up, and a trace that nobody waits for any more */
     running = request_open(s.port, "POST", "/v1/completions", key_line, long_answer);
-    for (int i = 0; i < 500 && metric(s.port, "vllm:num_requests_running") < 1; i++) usleep(2000);
+    for (int i = 0; i < time_limit(500) && metric(s.port, "vllm:num_requests_running") < 1; i++) usleep(2000);
     int gone = request_open(s.port, "POST", "/debug/trace", key_line, "");
     usleep(1000);
     close(gone), close(running);

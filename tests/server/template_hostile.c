@@ -8,8 +8,7 @@
 #include "json.h"
 #include "server/helper.h"
 
-static const nmk_template_limits small = {
-    .memory_bytes = 32 << 20, .output_bytes = 4 << 20, .instructions = 20000000, .time_ns = 30000000000};
+static nmk_template_limits small = {.memory_bytes = 32 << 20, .output_bytes = 4 << 20, .instructions = 20000000};
 
 static struct json_object *parsed(const char *text) {
     nmk_err e;
@@ -47,7 +46,7 @@ static void refuse_with(const char *name, const char *source, size_t bytes, cons
     uint64_t start = nmk_now_ns();
     int rc = run(source, bytes, messages, &out, &e);
     double seconds = (double)(nmk_now_ns() - start) / 1e9;
-    bool good = rc == -1 && !strncmp(e.text, expected, strlen(expected)) && !out.length && seconds < 60;
+    bool good = rc == -1 && !strncmp(e.text, expected, strlen(expected)) && !out.length && seconds < time_limit(60);
     check(good, name, "expected %s, found %.200s after %.1f s", expected, rc ? e.text : "(accepted)", seconds);
     nmk_buf_free(&out);
 }
@@ -137,8 +136,9 @@ static void deadline(void) {
     if (!t) die(e.text);
     uint64_t start = nmk_now_ns();
     int rc = nmk_template_render(t, &in, &out, &e);
-    check(rc && strstr(e.text, ": takes longer than 20 ms") && nmk_now_ns() - start < 2000000000, "a deadline", "%s",
-          e.text);
+    check(rc && strstr(e.text, ": takes longer than 20 ms") &&
+              nmk_now_ns() - start < (uint64_t)time_limit(2000) * 1000000,
+          "a deadline", "%s", e.text);
     nmk_template_free(t);
     json_object_put(list);
     nmk_buf_free(&out);
@@ -303,6 +303,7 @@ static void files(void) {
 }
 
 int main(void) {
+    small.time_ns = (uint64_t)time_limit(30) * 1000000000;
     limits();
     deadline();
     depth();
