@@ -88,8 +88,11 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             mbarrier_init(shared_address(&s.desc_full[i]), 1);
             mbarrier_init(shared_address(&s.desc_empty[i]), (WARPS_ALL - 1) * ARRIVALS);
         }
-        mbarrier_init(shared_address(&s.route_ready[0]), ARRIVALS);
-        mbarrier_init(shared_address(&s.route_ready[1]), ARRIVALS);
+#pragma unroll 1
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(shared_address(&s.route_listed[i]), WARPS_COMPUTE * ARRIVALS);
+            mbarrier_init(shared_address(&s.route_ready[i]), WARPS_COMPUTE * ARRIVALS);
+        }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     deal_attention(s, p, thread);
@@ -102,10 +105,8 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             if (s.flags[n] & NMK_COLUMN_FILTERS) filters |= (Mask)1 << n;
         }
 
-    if (POSTED) {
-        if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
-        __syncthreads();
-    }
+    if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
+    __syncthreads();
 
     if (warp >= WARPS_COMPUTE) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
@@ -214,7 +215,8 @@ DEVICE void end_part(u8 *memory)
 {
     Shared &s = *(Shared *)(memory + SHARED_REST);
     mbarriers_end(s.full, NMK_RING_STAGES), mbarriers_end(s.empty, NMK_RING_STAGES);
-    mbarriers_end(s.job_full, JOBS), mbarriers_end(s.job_empty, JOBS), mbarriers_end(s.route_ready, 2);
+    mbarriers_end(s.job_full, JOBS), mbarriers_end(s.job_empty, JOBS), mbarriers_end(s.route_listed, 2);
+    mbarriers_end(s.route_ready, 2);
     mbarriers_end(s.desc_full, DESC_BLOCKS), mbarriers_end(s.desc_empty, DESC_BLOCKS);
 }
 

@@ -388,7 +388,8 @@ struct Offers {
 
 struct Shared {
     u64 full[NMK_RING_STAGES], empty[NMK_RING_STAGES];
-    u64 job_full[JOBS], job_empty[JOBS], route_ready[2], desc_full[DESC_BLOCKS], desc_empty[DESC_BLOCKS];
+    u64 job_full[JOBS], job_empty[JOBS], desc_full[DESC_BLOCKS], desc_empty[DESC_BLOCKS];
+    u64 route_listed[2], route_ready[2]; /* the active experts are known; with the weights */
     alignas(128) int desc[DESC_BLOCKS * DESC_BLOCK * NMK_DESC_WORDS];
     /* columns, fixed for the launch; kind 0 = full, 1 = sliding */
     int pos[PLACES], base[PLACES], group[PLACES], table_row[PLACES], flags[PLACES];
@@ -403,10 +404,10 @@ struct Shared {
     Offers offers;
 #else
     float weight[2][SLOTS * 8];
-    u32 chosen[8][4], active_mask[4];
-    int active_before[4];
-    int top_expert[8][8];
-    float top_weight[8][8];
+    u32 chosen[8][4];
+    alignas(16) u32 logit[128]; /* as keys, of the live column where there is but one; in order its largest */
+    alignas(16) int top_expert[8];
+    u32 top_logit[8];
 #endif
     /* consumers among themselves */
     alignas(16) float sum[8][8];
@@ -426,7 +427,7 @@ struct Shared {
     alignas(16) float part_ml[TAGS][16];
     int stage_tag[NMK_RING_STAGES], job_tag[TAGS];
     u32 gone; /* not 0: this block has seen that the step is lost */
-    int only; /* the live column, where there is but one; else -1.  Of schedule.exchange: validated */
+    int only; /* the live column, where there is but one; else -1 */
 };
 
 constexpr int SHARED_JOBS = NMK_RING_STAGES * NMK_STAGE_BYTES;
@@ -653,7 +654,7 @@ struct Context {
 
     __device__ __forceinline__ void wait_route(int instance)
     {
-        wait(&s.route_ready[instance & 1], instance >> 1 & 1);
+        wait(&(role == ROLE_LOAD ? s.route_listed : s.route_ready)[instance & 1], instance >> 1 & 1);
     }
 
     /* For bench-trace: the SM's clock at one of the NMK_TRACE_STAMPS points of the task. */

@@ -16,8 +16,8 @@ constexpr int WORDS = (P::experts + 31) / 32;
 static_assert(WORDS <= 4 && P::experts_per_token <= 8, "route holds 4 logits a lane and 8 choices a column");
 
 #ifdef NMK_WIDE
-/* The pairs of columns and experts: every thread is an expert, then a choice.  Returns the active experts. */
-DEVICE int list_pairs(Consumer &c, int b)
+/* The pairs of columns and experts: every thread is an expert, then a choice. */
+DEVICE void list_pairs(Consumer &c, int b)
 {
     const int lane = c.lane, thread = c.warp * 32 + lane;
     Routes &r = c.s.routes[b];
@@ -58,45 +58,130 @@ DEVICE int list_pairs(Consumer &c, int b)
         r.column[pair] = n, r.weight[pair] = s.weight[n][k];
     }
     barrier_compute();
-    return all;
+}
+#else
+/* Of one live column, by all warps: lane i of the first warp gets the i-th largest logit, its expert, and its own four
+ * keys.  Two threads count how many of the other logits come before that of their expert, each of half of them: few
+ * steps, of which each waits for the last, where choose_largest has many. */
+DEVICE void choose_alone(Consumer &c, const float *logits, u32 (&key)[4], int &expert, u32 &logit)
+{
+    constexpr int EIGHTS = (P::experts + 7) / 8;
+    Shared &s = c.s;
+    const int thread = c.warp * 32 + c.lane, e = thread / 2, odd = thread & 1;
+    /* of an expert at least 1: so all logits have an order, and as many are chosen as are to be */
+    if (thread < 128) s.logit[thread] = thread < P::experts ? max(key_of(__ldcg(logits + thread)), 1u) : 0;
+    barrier_compute();
+    const u32 mine = s.logit[e];
+    const uint4 *from = (const uint4 *)s.logit + odd;
+    int rank = 0;
+#pragma unroll 4
+    for (int i = 0; i < EIGHTS; i++) {
+        const uint4 v = from[2 * i];
+        const u32 most = mine - (e / 4 > 2 * i + odd); /* of equal logits those of lower experts come first */
+        rank += (v.x > most) + (v.y > most) + (v.z > most) + (v.w > most);
+    }
+    if (!odd) { /* the expert's own four */
+        const uint4 v = ((const uint4 *)s.logit)[e / 4];
+        rank += (e % 4 > 0 && v.x == mine) + (e % 4 > 1 && v.y == mine) + (e % 4 > 2 && v.z == mine);
+    }
+    rank += __shfl_xor_sync(~0u, rank, 1);
+    if (!odd && rank < P::experts_per_token && e < P::experts) s.top_expert[rank] = e, s.top_logit[rank] = mine;
+    barrier_compute();
+    if (c.warp > 0) return;
+    if (c.lane < P::experts_per_token) expert = s.top_expert[c.lane], logit = s.top_logit[c.lane];
+    if (P::route_score == SOFTMAX_ALL) {
+        const uint4 v = ((const uint4 *)s.logit)[c.lane];
+        key[0] = v.x, key[1] = v.y, key[2] = v.z, key[3] = v.w;
+    }
+}
+
+/* The list of what choose_alone left, by the first warp.  Returns the slot of the lane's expert. */
+DEVICE int list_alone(Consumer &c, int b, int expert)
+{
+    int slot = 0;
+#pragma unroll
+    for (int j = 0; j < P::experts_per_token; j++) slot += c.s.top_expert[j] < expert;
+    if (c.lane < P::experts_per_token) c.s.expert[b][slot] = expert;
+    if (c.lane == 0) c.s.active[b] = P::experts_per_token;
+    return slot;
+}
+
+/* The list of what every warp's column chose.  Returns the slot of the lane's expert. */
+DEVICE int list_all(Consumer &c, int b, int expert)
+{
+    Shared &s = c.s;
+    const int lane = c.lane;
+    const bool chose = c.live(c.warp) && lane < P::experts_per_token;
+    int slot = 0, active = 0;
+#pragma unroll
+    for (int q = 0; q < WORDS; q++) {
+        const u32 mask = __reduce_or_sync(~0u, chose && expert >> 5 == q ? 1u << (expert & 31) : 0u);
+        if (lane == 0) s.chosen[c.warp][q] = mask;
+    }
+    barrier_compute();
+#pragma unroll
+    for (int q = 0; q < WORDS; q++) {
+        const u32 mask = __reduce_or_sync(~0u, lane < 8 ? s.chosen[lane][q] : 0u);
+        if (c.warp == q && mask >> lane & 1) s.expert[b][active + __popc(mask & ((1u << lane) - 1))] = q * 32 + lane;
+        if (expert >> 5 == q) slot = active + __popc(mask & ((1u << (expert & 31)) - 1));
+        active += __popc(mask);
+    }
+    if (threadIdx.x == 0) s.active[b] = active;
+    return slot;
 }
 #endif
+
+/* The sum of the exponentials of all logits relative to the largest. */
+DEVICE float sum_all(const u32 (&key)[4], float &most)
+{
+    float all = 0;
+    most = value_of(__reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3]))));
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (key[j]) all += __expf(value_of(key[j]) - most);
+    return warp_sum(all);
+}
 
 DEVICE void compute(Consumer &c, const Task &t)
 {
     const int b = c.desc()[7] & 1;
     Shared &s = c.s;
-    const int lane = c.lane;
+    const int lane = c.lane, thread = c.warp * 32 + lane;
 #ifdef NMK_WIDE
-    if (c.warp < 4) s.choices.columns[c.warp * 32 + lane] = 0;
+    constexpr bool alone = false;
+    if (c.warp < 4) s.choices.columns[thread] = 0;
     barrier_compute();
+#else
+    const bool alone = s.only >= 0;
+    for (int i = thread; i < SLOTS * 4; i += WARPS_COMPUTE * 32) ((float2 *)s.weight[b])[i] = make_float2(0, 0);
 #endif
 #pragma unroll 1
     for (int turn = 0; turn < COLUMN_TILES; turn++) {
-        const int n = turn * TILE_COLUMNS + c.warp; /* one warp a column */
+        const int n = alone ? s.only : turn * TILE_COLUMNS + c.warp; /* one warp a column */
+        const bool mine = alone ? c.warp == 0 : c.live(n);
+        const float *logits = c.buffer<float>(t.logits) + n * ROWS;
+        u32 key[4] = {0, 0, 0, 0}, logit = 0;
+        int expert = 0;
+        float all = 0, most = 0; /* the largest logit; the sum of exponentials relative to it */
 #ifndef NMK_WIDE
-        if (lane < 4) s.chosen[n][lane] = 0;
+        if (alone) choose_alone(c, logits, key, expert, logit);
 #endif
-        if (c.live(n)) {
-            u32 key[4] = {0, 0, 0, 0};
-            if (lane * 4 < P::experts) {
-                const float4 v = __ldcg((const float4 *)(c.buffer<float>(t.logits) + n * ROWS) + lane);
-                key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
+        if (mine && !alone && lane * 4 < P::experts) {
+            const float4 v = __ldcg((const float4 *)logits + lane);
+            key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
 #pragma unroll
-                for (int j = 1; j < 4; j++)
-                    if (P::experts % 4 && lane * 4 + j >= P::experts) key[j] = 0;
-            }
-            float all = 0, most = 0; /* the largest logit; the sum of exponentials relative to it */
-            if (P::route_score == SOFTMAX_ALL) {
-                most = value_of(__reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3]))));
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    if (key[j]) all += __expf(value_of(key[j]) - most);
-                all = warp_sum(all);
-            }
-            int expert = 0;
-            u32 logit = 0;
-            choose_largest<P::experts_per_token>(key, lane, expert, logit);
+            for (int j = 1; j < 4; j++)
+                if (P::experts % 4 && lane * 4 + j >= P::experts) key[j] = 0;
+        }
+        if (P::route_score == SOFTMAX_ALL && mine) all = sum_all(key, most);
+        if (mine && !alone) choose_largest<P::experts_per_token>(key, lane, expert, logit);
+#ifndef NMK_WIDE
+        int slot = 0;
+        if (!alone) slot = list_all(c, b, expert);
+        else if (mine) slot = list_alone(c, b, expert);
+        c.arrive(&s.route_listed[b]);
+#endif
+        if (mine) {
             if (P::route_score == SOFTMAX_CHOSEN) {
                 most = value_of(__shfl_sync(~0u, logit, 0));
                 all = warp_sum(lane < P::experts_per_token ? __expf(value_of(logit) - most) : 0.f);
@@ -108,57 +193,23 @@ DEVICE void compute(Consumer &c, const Task &t)
                 s.choices.expert[n][lane] = expert;
                 float &weight = s.choices.weight[n][lane];
 #else
-                s.top_expert[n][lane] = expert;
-                float &weight = s.top_weight[n][lane];
+                float &weight = s.weight[b][slot * 8 + n];
 #endif
                 weight = P::route_score == SIGMOID ? 1.f / (1.f + __expf(-v)) : __expf(v - most) / all;
             }
-#ifndef NMK_WIDE
-#pragma unroll
-            for (int q = 0; q < WORDS; q++) {
-                const bool in = lane < P::experts_per_token && expert >> 5 == q;
-                const u32 mask = __reduce_or_sync(~0u, in ? 1u << (expert & 31) : 0u);
-                if (lane == 0) s.chosen[n][q] = mask;
-            }
-#endif
         }
     }
-    barrier_compute();
 #ifdef NMK_WIDE
-    const int active = list_pairs(c, b);
-    if (c.warp != 0) return;
-#else
-    if (c.warp != 0) return;
-    u32 mask[WORDS];
-    int before[WORDS + 1];
-    before[0] = 0;
-#pragma unroll
-    for (int q = 0; q < WORDS; q++) {
-        mask[q] = __reduce_or_sync(~0u, lane < 8 ? s.chosen[lane][q] : 0u);
-        before[q + 1] = before[q] + __popc(mask[q]);
-        if (lane == 0) s.active_mask[q] = mask[q], s.active_before[q] = before[q];
-        if (mask[q] >> lane & 1) s.expert[b][before[q] + __popc(mask[q] & ((1u << lane) - 1))] = q * 32 + lane;
-    }
-    const int active = before[WORDS];
-#pragma unroll 1
-    for (int i = lane; i < active * 8; i += 32) s.weight[b][i] = 0.f;
-    if (lane == 0) s.active[b] = active;
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 8 * P::experts_per_token; i += 32) {
-        const int m = i / P::experts_per_token, k = i % P::experts_per_token;
-        if (!c.live(m)) continue;
-        const int e = s.top_expert[m][k];
-        const int slot = s.active_before[e >> 5] + __popc(s.active_mask[e >> 5] & ((1u << (e & 31)) - 1));
-        s.weight[b][slot * 8 + m] = s.top_weight[m][k];
-    }
+    barrier_compute();
+    list_pairs(c, b);
+    c.arrive(&s.route_listed[b]);
 #endif
-    if (lane == 0 && blockIdx.x == 0) {
+    c.arrive(&s.route_ready[b]);
+    if (thread == 0 && blockIdx.x == 0) {
         u32 *tickets = (u32 *)c.p.tickets + t.ticket * 64;
         tickets[(c.p.epoch + 1 & 1) * 32] = 0; /* the next step's: nobody draws from it in this one */
-        atomicAdd(tickets + 1, (u32)active);   /* active experts so far, for benchmarks and metrics */
+        atomicAdd(tickets + 1, (u32)s.active[b]); /* active experts so far, for benchmarks and metrics */
     }
-    c.arrive(&s.route_ready[b]);
 }
 
 //@reference
