@@ -527,32 +527,6 @@ struct Context {
         return tiles;
     }
 
-    /* Every wait for another SM is bounded in time.  Who gives up leaves a word in p.abort; whoever waits sees it and
-     * falls through, and at its next block of descriptors every role leaves (next).  So the kernel ends, and the engine
-     * lives.  A wait inside the block needs no clock: behind it somebody waits for another SM.  In PTX, because there
-     * are fifty copies and the compiler's loop is twice as long. */
-    __device__ __forceinline__ void wait(u64 *bar, u32 parity)
-    {
-        asm volatile("{\n"
-                     ".reg .pred done, more;\n"
-                     ".reg .u32 n, a;\n"
-                     "mov.u32 n, 0;\n"
-                     "again:\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                     "@done bra over;\n"
-                     "add.u32 n, n, 1;\n"
-                     "and.b32 a, n, 63;\n"
-                     "setp.ne.u32 more, a, 0;\n"
-                     "@more bra again;\n"
-                     "ld.volatile.global.u32 a, [%2];\n"
-                     "setp.eq.u32 more, a, 0;\n"
-                     "@more bra again;\n"
-                     "st.volatile.shared.u32 [%3], a;\n"
-                     "over:\n"
-                     "}" ::"r"(shared_address(bar)), "r"(parity), "l"(p.abort), "r"(shared_address(&s.gone))
-                     : "memory");
-    }
-
     /* Whether the barrier's phase of that parity is over. */
     __device__ __forceinline__ bool passed(u64 *bar, u32 parity) const
     {
@@ -560,6 +534,30 @@ struct Context {
         asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
         return done;
+    }
+
+    /* Every wait for another SM is bounded in time.  Who gives up leaves a word in p.abort; whoever waits for another
+     * SM sees it and tells its block (gone).  All in the block fall through their waits, and leave at their next block
+     * of descriptors (next).  So the kernel ends, and the engine lives.  A wait inside the block needs no clock: behind
+     * it somebody waits for another SM.
+     *
+     * Mostly it is over at the first look, and then little code should be jumped over: instructions that are not near
+     * the core cost more than these.  In PTX, because the compiler's loop is twice as long. */
+    __device__ __forceinline__ void wait(u64 *bar, u32 parity)
+    {
+        if (__builtin_expect(!passed(bar, parity), 0))
+            asm volatile("{\n"
+                         ".reg .pred done, more;\n"
+                         ".reg .u32 a;\n"
+                         "again:\n"
+                         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                         "@done bra over;\n"
+                         "ld.volatile.shared.u32 a, [%2];\n"
+                         "setp.eq.u32 more, a, 0;\n"
+                         "@more bra again;\n"
+                         "over:\n"
+                         "}" ::"r"(shared_address(bar)), "r"(parity), "r"(shared_address(&s.gone))
+                         : "memory");
     }
 
     __device__ __forceinline__ bool gone() const { return *(volatile u32 *)&s.gone; }
