@@ -24,7 +24,8 @@
 -- (It may look a little before the counter is full: what it looks for is what it would wait for.) And the signals of a
 -- node that writes nothing else, the waits of one that uses nothing else, order nothing else (op.relaxed, op.hinted);
 -- to the clocks by which all other accesses go they tell nothing. A launch ends before the next begins, so of the
--- two copies each step's is as the step before left it.
+-- two copies each step's is as the step before left it. Where no counter says that a role of the SM is done with a copy
+-- of SM-local data, it returns that copy, once, and the writer waits (`returns`, `awaits`; check/progress.lua).
 --
 -- Claimed work (`claim`): any SM's task may write any unit, so who reads or overwrites one is ordered after all tasks
 -- of the node, and before them who must be. That holds however units come to SMs (schedule.claim: static, tail, queue),
@@ -112,9 +113,10 @@ local function digest(g, op, shared)
       elseif r.scope == "sm" and shared[r.name] then
         d.local_name = r.name
         if writes then
-          d.local_writer = hb.role_of(op, r.role)
+          d.local_writer, d.local_waits = hb.role_of(op, r.role), r.waited
         else
           d.local_readers[#d.local_readers + 1] = hb.role_of(op, r.role)
+          if r.returned then d.local_returner = hb.role_of(op, r.role) end
         end
       elseif r.scope == "sm" then
         d.registers[#d.registers + 1] = { name = r.name, writes = writes }

@@ -15,6 +15,8 @@
 --                            MMA, lo .. hi of a global buffer
 --                            posts: its words are written so that they tell that they are there; awaits: its words
 --                            are read so that it is seen whether they are. posted: the schedule has it so
+--                            returns: of data on the SM: the role tells when it is done with the copy; the writer
+--                            `awaits` that before it fills the copy again. returned, waited: the schedule has it so
 --   op.roles[role]           true where the role has work; op.supplied[role] the pipeline that does it
 --   op.sections[role]        the device code; op.variants[role][target] is the code that takes its place on one target,
 --                            "" being the section itself
@@ -285,7 +287,7 @@ end
 
 local REGION = {
   [1] = "string", [2] = "string", role = "string", scope = "string", launch = "string", claim = "boolean",
-  adds = "boolean", wide = "table", posts = "boolean", awaits = "boolean",
+  adds = "boolean", wide = "table", posts = "boolean", awaits = "boolean", returns = "boolean",
   lo = "string", hi = "string", step = "string",
 }
 
@@ -308,7 +310,8 @@ function File:read_region(what, entry, known, op)
   local in_step = not entry.scope and not entry.launch
   local dealt = not entry.claim or op.claim == "schedule"
   self:check_keys(what, entry, REGION, in_step and dealt and { "role", "lo", "hi" } or { "role" })
-  for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "posts", "awaits", "lo", "hi", "step" }) do
+  for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "posts", "awaits", "returns", "lo", "hi",
+    "step" }) do
     region[key] = entry[key]
   end
   region.may_claim = region.claim
@@ -329,6 +332,9 @@ function File:read_region(what, entry, known, op)
     self:error(region.pos, "%s: the op has no role '%s'", what, region.role)
   end
   region.global = in_step
+  if entry.returns and not (reads and entry.scope == "sm") then
+    self:error(region.pos, "%s: only what is read on the SM is returned", what)
+  end
   if region.global then
     if not region.type then
       self:error(region.pos, "%s: a buffer in global memory needs a type", what)
@@ -780,6 +786,8 @@ function M.settle(registry, claim, exchange, sequential)
     for _, way in ipairs({ op.reads, op.writes }) do
       for _, region in ipairs(way) do
         region.posted = exchange == "validated" and (region.posts or region.awaits) or false
+        region.returned = exchange == "validated" and region.returns or false
+        region.waited = exchange == "validated" and region.scope == "sm" and region.awaits or false
         if way == op.writes and region.global then
           writes, posted = writes + 1, posted + (region.posted and 1 or 0)
         end

@@ -92,6 +92,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         for (int i = 0; i < 2; i++) {
             mbarrier_init(shared_address(&s.route_listed[i]), WARPS_COMPUTE * ARRIVALS);
             mbarrier_init(shared_address(&s.route_ready[i]), WARPS_COMPUTE * ARRIVALS);
+            mbarrier_init(shared_address(&s.route_free[i]), WARPS_STORE * ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -216,7 +217,7 @@ DEVICE void end_part(u8 *memory)
     Shared &s = *(Shared *)(memory + SHARED_REST);
     mbarriers_end(s.full, NMK_RING_STAGES), mbarriers_end(s.empty, NMK_RING_STAGES);
     mbarriers_end(s.job_full, JOBS), mbarriers_end(s.job_empty, JOBS), mbarriers_end(s.route_listed, 2);
-    mbarriers_end(s.route_ready, 2);
+    mbarriers_end(s.route_ready, 2), mbarriers_end(s.route_free, 2);
     mbarriers_end(s.desc_full, DESC_BLOCKS), mbarriers_end(s.desc_empty, DESC_BLOCKS);
 }
 

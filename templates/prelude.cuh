@@ -390,6 +390,7 @@ struct Shared {
     u64 full[NMK_RING_STAGES], empty[NMK_RING_STAGES];
     u64 job_full[JOBS], job_empty[JOBS], desc_full[DESC_BLOCKS], desc_empty[DESC_BLOCKS];
     u64 route_listed[2], route_ready[2]; /* the active experts are known; with the weights */
+    u64 route_free[2];                   /* the storers are done with it: of schedule.exchange: validated */
     alignas(128) int desc[DESC_BLOCKS * DESC_BLOCK * NMK_DESC_WORDS];
     /* columns, fixed for the launch; kind 0 = full, 1 = sliding */
     int pos[PLACES], base[PLACES], group[PLACES], table_row[PLACES], flags[PLACES];
@@ -404,9 +405,8 @@ struct Shared {
     Offers offers;
 #else
     float weight[2][SLOTS * 8];
-    u32 chosen[8][4];
-    alignas(16) u32 logit[128]; /* as keys, of the live column where there is but one; in order its largest */
-    alignas(16) int top_expert[8];
+    alignas(16) u32 chosen[2][8][4]; /* by each column, a bit for each expert; not where but one is live */
+    alignas(16) int top_expert[8]; /* of the live column where there is but one, in order */
     u32 top_logit[8];
 #endif
     /* consumers among themselves */
@@ -418,6 +418,7 @@ struct Shared {
     union {
 #endif
         alignas(16) uint2 prob[2][8][32];
+        alignas(16) u32 logit[128]; /* as keys, while route chooses for one column: between barriers, as attention is */
         float scan[512]; /* the helper's, in tasks that wait for the lm_head: no attention is left then */
     };
     /* the helper's sampling: where its column's distribution is cut, and what it works on */
@@ -443,6 +444,8 @@ DEVICE int count_bits(u32 bits) { return __popc(bits); }
 DEVICE int count_bits(u64 bits) { return __popcll(bits); }
 DEVICE int first_bit(u32 bits) { return __ffs(bits) - 1; }
 DEVICE int first_bit(u64 bits) { return __ffsll(bits) - 1; }
+/* The bits below bit n, of none if that is negative. */
+DEVICE u64 below_bit(int n) { return n >= 64 ? ~0ull : ((u64)1 << max(n, 0)) - 1; }
 /* Of a mask, what is before column n. */
 DEVICE Mask below(int n) { return ((Mask)1 << n) - 1; }
 
@@ -649,6 +652,21 @@ struct Context {
         if (lane == 0) wait_counters(d);
         __syncwarp();
     }
+
+#ifndef NMK_WIDE
+    /* Where words tell that they are there, the row of h of an active expert and a column that chose it: a column has
+     * COUNT rows, whatever it chooses. */
+    template <int COUNT> __device__ __forceinline__ int row_of_h(int b, int slot, int column) const
+    {
+        int row = column * COUNT;
+        if (s.only >= 0) return row + slot;
+        const uint4 chosen = *(const uint4 *)s.chosen[b][column];
+        const int expert = s.expert[b][slot];
+        const u64 before = below_bit(expert), after = below_bit(expert - 64);
+        row += __popc(chosen.x & (u32)before) + __popc(chosen.y & (u32)(before >> 32));
+        return row + __popc(chosen.z & (u32)after) + __popc(chosen.w & (u32)(after >> 32));
+    }
+#endif
 
     __device__ __forceinline__ void wait_route(int instance)
     {

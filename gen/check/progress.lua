@@ -98,6 +98,9 @@ function M:read_local(plan, state, instance, sm, time)
     readers[#readers + 1] = role
     readers[#readers + 1] = time
   end
+  if d.local_returner then
+    found.returns, found.returner, found.returned = found.returns + 1, d.local_returner, time
+  end
   return true
 end
 
@@ -109,9 +112,15 @@ function M:write_local(plan, state, instance, sm, time)
   end
   for n = instance - 2, instance, 2 do                -- what was in the same copy
     local older = state.instances[n]
+    local waits = older and n < instance and d.local_waits
+    if waits and older.returns ~= 1 then
+      self:report("returned" .. plan.node.name, "%s waits until instance %d of %s is returned, as %d tasks do",
+        self:name(sm, time), n, d.local_name, older.returns)
+    end
     for i = 1, older and #older.readers or 0, 2 do
       local role, when = older.readers[i], older.readers[i + 1]
-      if not knows(clocks, sm, d.local_writer, role, when) then
+      local returned = waits and role == older.returner and when <= older.returned
+      if not returned and not knows(clocks, sm, d.local_writer, role, when) then
         self:report("copy" .. plan.node.name, "%s overwrites the copy of %s that role %s of %s still reads " ..
           "(instance %d)", self:name(sm, time), d.local_name, hb.ROLES[role], self:name(sm, when), n)
       end
@@ -120,7 +129,7 @@ function M:write_local(plan, state, instance, sm, time)
   local memories = {}
   for s, each in ipairs(self.sets) do memories[s] = each:remember(sm, d.local_writer) end
   state.instances[instance] = {
-    node = plan.node, role = d.local_writer, time = time, readers = {}, memories = memories,
+    node = plan.node, role = d.local_writer, time = time, readers = {}, returns = 0, memories = memories,
   }
   state.written = instance + 1
 end

@@ -1,11 +1,13 @@
 /*@op
   name     = "expert_down",
   summary  = "acc += sum over the active experts of h * Wdown, in ascending order, for the SM's own 16 rows",
-  params   = { {"experts", "i32"}, {"expert_ff", "i32"}, {"hidden", "i32"}, {"h_units", "i32"} },
+  params   = { {"experts", "i32"}, {"experts_per_token", "i32"}, {"expert_ff", "i32"}, {"hidden", "i32"},
+               {"h_units", "i32"} },
   tile     = "owner",
   task     = { {"tile", "i32"}, {"weight_kib", "i32"} },
-  reads    = { {"h", "bf16", role = "compute", lo = "0", hi = "h_units"}, {"route", role = "load", scope = "sm"},
-               {"route", role = "compute", scope = "sm"}, {"acc", role = "compute", scope = "sm"} },
+  reads    = { {"h", "bf16", role = "compute", lo = "0", hi = "h_units", awaits = true},
+               {"route", role = "load", scope = "sm"}, {"route", role = "compute", scope = "sm"},
+               {"acc", role = "compute", scope = "sm"} },
   writes   = { {"acc", role = "compute", scope = "sm"} },
   cost     = "0",
 @*/
@@ -132,19 +134,35 @@ constexpr int AHEAD = L::granules <= 3 ? 4 : L::granules <= 6 ? 2 : 1; /* expert
 DEVICE void fetch(Consumer &c, const bf16 *h, int b, int slot, int active, uint4 (&v)[L::granules])
 {
     const bool chosen = slot < active && c.s.weight[b][slot * 8 + c.g()] != 0.f;
-    const bf16 *from = h + (slot * NMK_COLUMNS + c.g()) * P::expert_ff + 8 * c.t();
+    int row = slot * NMK_COLUMNS + c.g();
+    if constexpr (POSTED) row = c.row_of_h<P::experts_per_token>(b, min(slot, SLOTS - 1), c.g());
+    const bf16 *from = h + row * P::expert_ff + 8 * c.t();
 #pragma unroll
     for (int q = 0; q < L::granules; q++) {
         const int k = L::k(c.warp, q);
         v[q] = make_uint4(0, 0, 0, 0);
-        if (chosen && (P::expert_ff % 256 == 0 || k + 8 * c.t() < P::expert_ff)) v[q] = load_l2(from + k);
+        if (chosen && (P::expert_ff % 256 == 0 || k + 8 * c.t() < P::expert_ff)) v[q] = load_words(from + k);
+    }
+}
+
+/* Until all that the warp has of the slot's h is there. */
+DEVICE void look_again(Consumer &c, const bf16 *h, int b, int slot, int active, uint4 (&v)[L::granules])
+{
+    u32 looks = 0;
+#pragma unroll 1
+    for (;;) {
+        u32 word = 0;
+#pragma unroll
+        for (int q = 0; q < L::granules; q++) word = least(word, least(v[q]));
+        if (!c.lacks(word, looks)) return;
+        fetch(c, h, b, slot, active, v);
     }
 }
 
 DEVICE void compute(Consumer &c, const Task &t)
 {
     const int b = c.desc()[7] & 1, active = c.s.active[b];
-    const bf16 *h = c.buffer<bf16>(t.h);
+    const bf16 *h = c.exchange<bf16>(t.h);
     uint4 v[AHEAD][L::granules];
     float odd[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -154,6 +172,7 @@ DEVICE void compute(Consumer &c, const Task &t)
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
             if (i + j >= active) break;
+            if constexpr (POSTED) look_again(c, h, b, i + j, active, v[j]);
 #pragma unroll
             for (int s = 0; s < L::stages; s++) {
                 uint4 a[L::tiles];

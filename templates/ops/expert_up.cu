@@ -3,13 +3,14 @@
   summary  = "h = silu(gate * xn) * (up * xn) * router weight, for the active experts",
   pipeline = "gemm_x",
   claim    = "queue",
-  params   = { {"hidden", "i32"}, {"experts", "i32"}, {"expert_ff", "i32"}, {"claim_up", "i32"} },
+  params   = { {"hidden", "i32"}, {"experts", "i32"}, {"experts_per_token", "i32"}, {"expert_ff", "i32"},
+               {"claim_up", "i32"} },
   tile     = "every",
   task     = { {"weight_kib", "i32"}, {"ticket", "i32"}, {"rank", "i32"} },
   reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }},
                {"route", role = "load", scope = "sm"}, {"route", role = "compute", scope = "sm"},
-               {"route", role = "store", scope = "sm"} },
-  writes   = { {"h", "bf16", role = "store", claim = true} },
+               {"route", role = "store", scope = "sm", returns = true} },
+  writes   = { {"h", "bf16", role = "store", claim = true, posts = true} },
   cost     = "0",
 @*/
 //@device load
@@ -78,12 +79,22 @@ DEVICE void store(Storer &c, const Task &t)
     }
 }
 #else
+/* Which rows of h a step writes is a matter of its columns alone, but who does is not: each SM clears its share. */
+DEVICE void clear_share(Storer &c, const bf16 *h)
+{
+    constexpr int VECTORS = NMK_COLUMNS * P::experts_per_token * P::expert_ff / 8;
+#pragma unroll 1
+    for (int i = (blockIdx.x * WARPS_STORE + c.index) * 32 + c.lane; i < VECTORS; i += NMK_SMS * WARPS_STORE * 32)
+        store_words((void *)c.other_copy(h + i * 8), make_uint4(ABSENT, ABSENT, ABSENT, ABSENT));
+}
+
 DEVICE void store(Storer &c, const Task &t)
 {
     const int instance = c.desc()[7], b = instance & 1;
+    bf16 *h = c.exchange<bf16>(t.h);
+    if constexpr (POSTED) clear_share(c, h);
     c.wait_route(instance);
     const int fixed = dealt(c.s.active[b] * CHUNKS, t);
-    bf16 *h = c.buffer<bf16>(t.h);
 #pragma unroll 1
     for (int i = 0; !c.gone(); i++, c.job++) {
         if (!c.mine()) continue;
@@ -100,15 +111,27 @@ DEVICE void store(Storer &c, const Task &t)
         float v[4];
         c.take(v);
         const int slot = chunk / CHUNKS, row = chunk % CHUNKS * 8 + c.g();
+        if constexpr (POSTED) {
+            /* a word is two rows, of this lane and the next row's: one lane has it of column 2t, the other of 2t + 1 */
+            const int odd = c.g() & 1, n = 2 * c.t() + odd;
+            const float *weight = c.s.weight[b] + slot * 8 + 2 * c.t();
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int n = 2 * c.t() + j;
-            const float weight = c.s.weight[b][slot * 8 + n];
-            if (weight == 0.f) continue;
-            const float silu = v[j] / (1.f + __expf(-v[j]));
-            h[(slot * NMK_COLUMNS + n) * P::expert_ff + row] = (bf16)bf16_pair(silu * v[2 + j] * weight, 0.f);
+            for (int j = 0; j < 2; j++) v[j] = v[j] / (1.f + __expf(-v[j])) * v[2 + j] * weight[j];
+            const float got = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 4);
+            u32 *to = (u32 *)(h + c.row_of_h<P::experts_per_token>(b, slot, n) * P::expert_ff + row - odd);
+            if (weight[odd] != 0.f) c.post(to, odd ? bf16_pair(got, v[1]) : bf16_pair(v[0], got));
+        } else {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int n = 2 * c.t() + j;
+                const float weight = c.s.weight[b][slot * 8 + n];
+                if (weight == 0.f) continue;
+                const float silu = v[j] / (1.f + __expf(-v[j]));
+                h[(slot * NMK_COLUMNS + n) * P::expert_ff + row] = (bf16)bf16_pair(silu * v[2 + j] * weight, 0.f);
+            }
         }
     }
+    if constexpr (POSTED) c.arrive(&c.s.route_free[b]);
 }
 #endif
 

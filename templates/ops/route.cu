@@ -4,8 +4,8 @@
   params  = { {"experts", "i32"}, {"experts_per_token", "i32"}, {"route_score", "i32"} },
   tile    = "every",
   task    = { {"ticket", "i32"} },
-  reads   = { {"logits", "f32", role = "compute", lo = "0", hi = "experts"} },
-  writes  = { {"route", role = "compute", scope = "sm"} },
+  reads   = { {"logits", "f32", role = "compute", lo = "0", hi = "experts", awaits = true} },
+  writes  = { {"route", role = "compute", scope = "sm", awaits = true} },
   cost    = "0",
 @*/
 //@device compute
@@ -69,7 +69,15 @@ DEVICE void choose_alone(Consumer &c, const float *logits, u32 (&key)[4], int &e
     Shared &s = c.s;
     const int thread = c.warp * 32 + c.lane, e = thread / 2, odd = thread & 1;
     /* of an expert at least 1: so all logits have an order, and as many are chosen as are to be */
-    if (thread < 128) s.logit[thread] = thread < P::experts ? max(key_of(__ldcg(logits + thread)), 1u) : 0;
+    if (thread < 128) {
+        float v = 0;
+        u32 looks = 0;
+#pragma unroll 1
+        do {
+            if (thread < P::experts) v = load_float(logits + thread);
+        } while (POSTED && c.lacks(__float_as_uint(v), looks));
+        s.logit[thread] = thread < P::experts ? max(key_of(v), 1u) : 0;
+    }
     barrier_compute();
     const u32 mine = s.logit[e];
     const uint4 *from = (const uint4 *)s.logit + odd;
@@ -116,12 +124,12 @@ DEVICE int list_all(Consumer &c, int b, int expert)
 #pragma unroll
     for (int q = 0; q < WORDS; q++) {
         const u32 mask = __reduce_or_sync(~0u, chose && expert >> 5 == q ? 1u << (expert & 31) : 0u);
-        if (lane == 0) s.chosen[c.warp][q] = mask;
+        if (lane == 0) s.chosen[b][c.warp][q] = mask;
     }
     barrier_compute();
 #pragma unroll
     for (int q = 0; q < WORDS; q++) {
-        const u32 mask = __reduce_or_sync(~0u, lane < 8 ? s.chosen[lane][q] : 0u);
+        const u32 mask = __reduce_or_sync(~0u, lane < 8 ? s.chosen[b][lane][q] : 0u);
         if (c.warp == q && mask >> lane & 1) s.expert[b][active + __popc(mask & ((1u << lane) - 1))] = q * 32 + lane;
         if (expert >> 5 == q) slot = active + __popc(mask & ((1u << (expert & 31)) - 1));
         active += __popc(mask);
@@ -153,25 +161,31 @@ DEVICE void compute(Consumer &c, const Task &t)
     barrier_compute();
 #else
     const bool alone = s.only >= 0;
+    if constexpr (POSTED) c.wait(&s.route_free[b], (c.desc()[7] >> 1 & 1) ^ 1);
     for (int i = thread; i < SLOTS * 4; i += WARPS_COMPUTE * 32) ((float2 *)s.weight[b])[i] = make_float2(0, 0);
 #endif
 #pragma unroll 1
     for (int turn = 0; turn < COLUMN_TILES; turn++) {
         const int n = alone ? s.only : turn * TILE_COLUMNS + c.warp; /* one warp a column */
         const bool mine = alone ? c.warp == 0 : c.live(n);
-        const float *logits = c.buffer<float>(t.logits) + n * ROWS;
+        const float *logits = c.exchange<float>(t.logits) + n * ROWS;
         u32 key[4] = {0, 0, 0, 0}, logit = 0;
         int expert = 0;
         float all = 0, most = 0; /* the largest logit; the sum of exponentials relative to it */
 #ifndef NMK_WIDE
         if (alone) choose_alone(c, logits, key, expert, logit);
 #endif
-        if (mine && !alone && lane * 4 < P::experts) {
-            const float4 v = __ldcg((const float4 *)logits + lane);
+        if (mine && !alone) {
+            float4 v = make_float4(0, 0, 0, 0);
+            u32 looks = 0;
+#pragma unroll 1
+            do {
+                if (lane * 4 < P::experts) v = load_floats((const float4 *)logits + lane);
+            } while (POSTED && c.lacks(least(v), looks));
             key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
 #pragma unroll
-            for (int j = 1; j < 4; j++)
-                if (P::experts % 4 && lane * 4 + j >= P::experts) key[j] = 0;
+            for (int j = 0; j < 4; j++)
+                if (P::experts < 128 && lane * 4 + j >= P::experts) key[j] = 0;
         }
         if (P::route_score == SOFTMAX_ALL && mine) all = sum_all(key, most);
         if (mine && !alone) choose_largest<P::experts_per_token>(key, lane, expert, logit);
@@ -196,6 +210,7 @@ DEVICE void compute(Consumer &c, const Task &t)
                 float &weight = s.weight[b][slot * 8 + n];
 #endif
                 weight = P::route_score == SIGMOID ? 1.f / (1.f + __expf(-v)) : __expf(v - most) / all;
+                if (POSTED && weight == 0.f) weight = 1.17549435e-38f; /* it is chosen, and what it posts is awaited */
             }
         }
     }
@@ -236,7 +251,10 @@ for (int n = 0; n < NMK_COLUMNS; n++, logits += (P.experts + 15) / 16 * 16) {
     for (int k = 0; P.route_score && k < P.experts_per_token; k++)
         weight[n][chosen[k]] = expf(logits[chosen[k]] - most) / all;
 }
-int pairs = 0;
+/* Of h: of each pair of both one after the other, in order of columns or of experts; or with room for all of them. */
+const int posted = variant_of(vm)->exchange_bytes > 0;
+int pairs = 0, of_column[NMK_COLUMNS];
+for (int n = 0; n < NMK_COLUMNS; n++) of_column[n] = n * P.experts_per_token;
 r->instance = d[7], r->active = 0;
 for (int e = 0; e < P.experts; e++) {
     int chosen = 0;
@@ -245,8 +263,8 @@ for (int e = 0; e < P.experts; e++) {
     r->expert[r->active] = e;
     for (int n = 0; n < NMK_COLUMNS; n++) {
         r->weight[r->active][n] = weight[n][e];
-        r->row[r->active][n] = NMK_COLUMNS > 8 ? pairs : r->active * NMK_COLUMNS + n;
-        pairs += weight[n][e] != 0;
+        r->row[r->active][n] = NMK_COLUMNS > 8 ? pairs : posted ? of_column[n] : r->active * NMK_COLUMNS + n;
+        pairs += weight[n][e] != 0, of_column[n] += weight[n][e] != 0;
     }
     r->active++;
 }

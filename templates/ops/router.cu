@@ -7,7 +7,7 @@
   tile     = "spread",
   task     = { {"tile", "i32"}, {"tiles", "i32"}, {"weight_kib", "i32"} },
   reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }} },
-  writes   = { {"logits", "f32", role = "store", lo = "tile*16", hi = "(tile+tiles)*16"} },
+  writes   = { {"logits", "f32", role = "store", lo = "tile*16", hi = "(tile+tiles)*16", posts = true} },
   cost     = "tiles*32*hidden",
 @*/
 //@device store
@@ -19,14 +19,17 @@ DEVICE void store(Storer &c, const Task &t)
     for (Tile at = {0, 0}; at.row < t.tiles; c.next_job(at)) {
         if (!c.mine()) continue;
         float v[4];
+        float *to = c.exchange<float>(t.logits) + c.column(at) * ROWS + (t.tile + at.row) * 16 + c.g();
+        if constexpr (POSTED) {
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                if (c.stored(c.column(at) + j)) c.clear(to + j * ROWS), c.clear(to + j * ROWS + 8);
+        }
         c.wait_job();
         c.take(v);
-        float *to = c.buffer<float>(t.logits) + (t.tile + at.row) * 16 + c.g();
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int n = c.column(at) + j;
-            if (c.live(n)) to[n * ROWS] = v[j], to[n * ROWS + 8] = v[2 + j];
-        }
+        for (int j = 0; j < 2; j++)
+            if (c.live(c.column(at) + j)) c.post(to + j * ROWS, v[j]), c.post(to + j * ROWS + 8, v[2 + j]);
     }
 }
 

@@ -129,6 +129,8 @@ refuses("reads what is claimed", AT .. "7:17: reads 'a': only what is written ca
   'claim = true, lo = "tile*16"')
 refuses("reads what is added to", AT .. "7:17: reads 'a': only what is written can be added to", 'lo = "tile*16"',
   'adds = true, lo = "tile*16"')
+refuses("returns what is not its SM's", AT .. "7:17: reads 'a': only what is read on the SM is returned",
+  'lo = "tile*16"', 'returns = true, lo = "tile*16"')
 refuses("a switch of a region of a wrong type", AT .. "8:44: writes 'y': 'adds' must be a boolean, not string",
   'role = "store", lo', 'role = "store", adds = "yes", lo')
 do

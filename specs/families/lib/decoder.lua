@@ -320,7 +320,12 @@ function decoder.complete(M, facts)
     row("qkv", qkv_rows(s), 2)
     buffer("part", v.part_slots * group_pairs(s) * (2 * s.head_dim + 4) * 4, v.part_slots)
     buffer("attn", cols * v.q_width * 2, v.attn_units)
-    if moe then buffer("h", v.expert_slots * cols * s.expert_ff * 2, v.h_units) end
+    if moe then
+      -- Where its words tell that they are there, ops/route.cu gives each column a row for each expert that it chooses.
+      local posted = m.schedule.exchange == "validated"
+      local rows = (posted and s.experts_per_token or v.expert_slots) * cols
+      buffer("h", rows * s.expert_ff * 2, v.h_units)
+    end
     if s.dense_ff then row("dense_h", s.dense_ff, 2) end
     buffer("cand", m.target.sms * 2 * cols * 8, m.target.sms)
     row("scores", v.vocab_rows, 4, v.vocab_rows // 16)

@@ -436,6 +436,7 @@ static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[
 namespace op_expert_down {
 struct P {
     static constexpr int experts = 16;
+    static constexpr int experts_per_token = 4;
     static constexpr int expert_ff = 96;
     static constexpr int hidden = 256;
     static constexpr int h_units = 192;
@@ -450,6 +451,7 @@ namespace op_expert_up {
 struct P {
     static constexpr int hidden = 256;
     static constexpr int experts = 16;
+    static constexpr int experts_per_token = 4;
     static constexpr int expert_ff = 96;
     static constexpr int claim_up = 1;
 };

@@ -243,11 +243,12 @@ static int op_embed(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 
 static const struct {
     int32_t experts;
+    int32_t experts_per_token;
     int32_t expert_ff;
     int32_t hidden;
     int32_t h_units;
 } expert_down_params = {
-    .experts = 16, .expert_ff = 96, .hidden = 256, .h_units = 192
+    .experts = 16, .experts_per_token = 4, .expert_ff = 96, .hidden = 256, .h_units = 192
 };
 struct expert_down_task {
     int32_t tile;
@@ -269,10 +270,11 @@ static int op_expert_down(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 static const struct {
     int32_t hidden;
     int32_t experts;
+    int32_t experts_per_token;
     int32_t expert_ff;
     int32_t claim_up;
 } expert_up_params = {
-    .hidden = 256, .experts = 16, .expert_ff = 96, .claim_up = 1
+    .hidden = 256, .experts = 16, .experts_per_token = 4, .expert_ff = 96, .claim_up = 1
 };
 struct expert_up_task {
     int32_t weight_kib;
