@@ -406,8 +406,6 @@ struct Shared {
 #else
     float weight[2][SLOTS * 8];
     alignas(16) u32 chosen[2][8][4]; /* by each column, a bit for each expert; not where but one is live */
-    alignas(16) int top_expert[8]; /* of the live column where there is but one, in order */
-    u32 top_logit[8];
 #endif
     /* consumers among themselves */
     alignas(16) float sum[8][8];
@@ -418,7 +416,10 @@ struct Shared {
     union {
 #endif
         alignas(16) uint2 prob[2][8][32];
-        alignas(16) u32 logit[128]; /* as keys, while route chooses for one column: between barriers, as attention is */
+        struct { /* route's, of one live column, between barriers as attention is: as keys, and the largest in order */
+            alignas(16) u32 logit[128], best[40];
+            alignas(16) int best_expert[40];
+        };
         float scan[512]; /* the helper's, in tasks that wait for the lm_head: no attention is left then */
     };
     /* the helper's sampling: where its column's distribution is cut, and what it works on */

@@ -59,87 +59,22 @@ DEVICE void list_pairs(Consumer &c, int b)
     }
     barrier_compute();
 }
-#else
-/* Of one live column, by all warps: lane i of the first warp gets the i-th largest logit, its expert, and its own four
- * keys.  Two threads count how many of the other logits come before that of their expert, each of half of them: few
- * steps, of which each waits for the last, where choose_largest has many. */
-DEVICE void choose_alone(Consumer &c, const float *logits, u32 (&key)[4], int &expert, u32 &logit)
-{
-    constexpr int EIGHTS = (P::experts + 7) / 8;
-    Shared &s = c.s;
-    const int thread = c.warp * 32 + c.lane, e = thread / 2, odd = thread & 1;
-    /* of an expert at least 1: so all logits have an order, and as many are chosen as are to be */
-    if (thread < 128) {
-        float v = 0;
-        u32 looks = 0;
-#pragma unroll 1
-        do {
-            if (thread < P::experts) v = load_float(logits + thread);
-        } while (POSTED && c.lacks(__float_as_uint(v), looks));
-        s.logit[thread] = thread < P::experts ? max(key_of(v), 1u) : 0;
-    }
-    barrier_compute();
-    const u32 mine = s.logit[e];
-    const uint4 *from = (const uint4 *)s.logit + odd;
-    int rank = 0;
-#pragma unroll 4
-    for (int i = 0; i < EIGHTS; i++) {
-        const uint4 v = from[2 * i];
-        const u32 most = mine - (e / 4 > 2 * i + odd); /* of equal logits those of lower experts come first */
-        rank += (v.x > most) + (v.y > most) + (v.z > most) + (v.w > most);
-    }
-    if (!odd) { /* the expert's own four */
-        const uint4 v = ((const uint4 *)s.logit)[e / 4];
-        rank += (e % 4 > 0 && v.x == mine) + (e % 4 > 1 && v.y == mine) + (e % 4 > 2 && v.z == mine);
-    }
-    rank += __shfl_xor_sync(~0u, rank, 1);
-    if (!odd && rank < P::experts_per_token && e < P::experts) s.top_expert[rank] = e, s.top_logit[rank] = mine;
-    barrier_compute();
-    if (c.warp > 0) return;
-    if (c.lane < P::experts_per_token) expert = s.top_expert[c.lane], logit = s.top_logit[c.lane];
-    if (P::route_score == SOFTMAX_ALL) {
-        const uint4 v = ((const uint4 *)s.logit)[c.lane];
-        key[0] = v.x, key[1] = v.y, key[2] = v.z, key[3] = v.w;
-    }
-}
-
-/* The list of what choose_alone left, by the first warp.  Returns the slot of the lane's expert. */
-DEVICE int list_alone(Consumer &c, int b, int expert)
-{
-    int slot = 0;
-#pragma unroll
-    for (int j = 0; j < P::experts_per_token; j++) slot += c.s.top_expert[j] < expert;
-    if (c.lane < P::experts_per_token) c.s.expert[b][slot] = expert;
-    if (c.lane == 0) c.s.active[b] = P::experts_per_token;
-    return slot;
-}
-
-/* The list of what every warp's column chose.  Returns the slot of the lane's expert. */
-DEVICE int list_all(Consumer &c, int b, int expert)
-{
-    Shared &s = c.s;
-    const int lane = c.lane;
-    const bool chose = c.live(c.warp) && lane < P::experts_per_token;
-    int slot = 0, active = 0;
-#pragma unroll
-    for (int q = 0; q < WORDS; q++) {
-        const u32 mask = __reduce_or_sync(~0u, chose && expert >> 5 == q ? 1u << (expert & 31) : 0u);
-        if (lane == 0) s.chosen[b][c.warp][q] = mask;
-    }
-    barrier_compute();
-#pragma unroll
-    for (int q = 0; q < WORDS; q++) {
-        const u32 mask = __reduce_or_sync(~0u, lane < 8 ? s.chosen[b][lane][q] : 0u);
-        if (c.warp == q && mask >> lane & 1) s.expert[b][active + __popc(mask & ((1u << lane) - 1))] = q * 32 + lane;
-        if (expert >> 5 == q) slot = active + __popc(mask & ((1u << (expert & 31)) - 1));
-        active += __popc(mask);
-    }
-    if (threadIdx.x == 0) s.active[b] = active;
-    return slot;
-}
 #endif
 
-/* The sum of the exponentials of all logits relative to the largest. */
+/* The weight of the i-th largest logit, by lane i; most and all: see sum_all. */
+DEVICE float weigh(const Consumer &c, u32 logit, float most, float all)
+{
+    const float v = value_of(logit), each = __expf(P::route_score == SIGMOID ? -v : v - most);
+    if (P::route_score == SOFTMAX_CHOSEN) {
+        all = c.lane < P::experts_per_token ? each : 0.f;
+#pragma unroll
+        for (int i = 1; i < 8; i <<= 1) all += __shfl_xor_sync(~0u, all, i);
+    }
+    const float weight = P::route_score == SIGMOID ? 1.f / (1.f + each) : each / all;
+    return POSTED && weight == 0.f ? 1.17549435e-38f : weight; /* it is chosen, and what it posts is awaited */
+}
+
+/* The largest logit and the sum of the exponentials of all relative to it. */
 DEVICE float sum_all(const u32 (&key)[4], float &most)
 {
     float all = 0;
@@ -150,77 +85,164 @@ DEVICE float sum_all(const u32 (&key)[4], float &most)
     return warp_sum(all);
 }
 
+/* The lane's four logits of a column. */
+DEVICE void load_keys(Consumer &c, const float *logits, u32 (&key)[4])
+{
+    float4 v = make_float4(0, 0, 0, 0);
+    u32 looks = 0;
+#pragma unroll 1
+    do {
+        if (c.lane * 4 < P::experts) v = load_floats((const float4 *)logits + c.lane);
+    } while (POSTED && c.lacks(least(v), looks));
+    key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (P::experts < 128 && c.lane * 4 + j >= P::experts) key[j] = 0;
+}
+
+#ifndef NMK_WIDE
+/* How many of 32 keys come before the lane's, which is one of them: those that are larger, and of equal ones those of
+ * lower lanes. */
+DEVICE int rank_of(const u32 *keys, u32 mine, int lane)
+{
+    int rank = __popc(__match_any_sync(~0u, mine) & ((1u << lane) - 1));
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint4 v = ((const uint4 *)keys)[i];
+        rank += (v.x > mine) + (v.y > mine) + (v.z > mine) + (v.w > mine);
+    }
+    return rank;
+}
+
+/* One live column: four warps find the eight largest of 32 logits each, and the first the eight largest of those, by
+ * counting.  Choosing one after the other has many more steps, of which each waits for the last. */
+DEVICE void route_alone(Consumer &c, const float *logits, int b)
+{
+    Shared &s = c.s;
+    const int lane = c.lane, thread = c.warp * 32 + lane;
+    int expert = thread, rank = 0;
+    u32 mine = 0;
+    if (c.warp < 4) {
+        float v = 0;
+        u32 looks = 0;
+#pragma unroll 1
+        do {
+            if (P::experts == 128 || thread < P::experts) v = load_float(logits + thread);
+        } while (POSTED && c.lacks(__float_as_uint(v), looks));
+        mine = P::experts == 128 || thread < P::experts ? key_of(v) : 0;
+        s.logit[thread] = mine;
+        const u32 *keys = s.logit + c.warp * 32;
+        int to = c.warp * 8;
+#pragma unroll 1
+        for (;;) {
+            __syncwarp();
+            rank = rank_of(keys, mine, lane);
+            if (rank < 8) s.best[to + rank] = mine, s.best_expert[to + rank] = expert;
+            if (to == 32) break;
+            barrier_compute();
+            if (c.warp > 0) break;
+            keys = s.best, to = 32, mine = s.best[lane], expert = s.best_expert[lane];
+        }
+    } else {
+        if (c.warp < 6) s.weight[b][thread - 128] = 0.f;
+        barrier_compute();
+    }
+    if (c.warp == 0) {
+        __syncwarp();
+        const int place = min(lane, P::experts_per_token - 1);
+        const int *best = s.best_expert + 32;
+        const u32 logit = s.best[32 + place];
+        int slot = 0;
+        expert = best[place];
+#pragma unroll
+        for (int j = 0; j < P::experts_per_token; j++) slot += best[j] < expert;
+        s.expert[b][slot] = expert; /* some lanes the same */
+        s.active[b] = P::experts_per_token;
+        c.arrive(&s.route_listed[b]);
+        float all = 0, most = value_of(s.best[32]);
+        if (P::route_score == SOFTMAX_ALL) {
+            const uint4 v = ((const uint4 *)s.logit)[lane];
+            const u32 key[4] = {v.x, v.y, v.z, v.w};
+            all = sum_all(key, most);
+        }
+        s.weight[b][slot * 8 + s.only] = weigh(c, logit, most, all);
+    } else {
+        c.arrive(&s.route_listed[b]);
+    }
+    c.arrive(&s.route_ready[b]);
+}
+
+/* Each warp has a column. */
+DEVICE void route_all(Consumer &c, const float *logits, int b)
+{
+    Shared &s = c.s;
+    const int lane = c.lane, n = c.warp;
+    const bool live = c.live(n), chose = live && lane < P::experts_per_token;
+    u32 key[4], logit = 0;
+    int expert = 0, slot = 0, active = 0;
+    float all = 0, most = 0;
+    ((float2 *)s.weight[b])[c.warp * 32 + lane] = make_float2(0, 0);
+    if (live) {
+        load_keys(c, logits + n * ROWS, key);
+        if (P::route_score == SOFTMAX_ALL) all = sum_all(key, most);
+        choose_largest<P::experts_per_token>(key, lane, expert, logit);
+    }
+#pragma unroll
+    for (int q = 0; q < WORDS; q++) {
+        const u32 mask = __reduce_or_sync(~0u, chose && expert >> 5 == q ? 1u << (expert & 31) : 0u);
+        if (lane == 0) s.chosen[b][n][q] = mask;
+    }
+    barrier_compute();
+#pragma unroll
+    for (int q = 0; q < WORDS; q++) {
+        const u32 mask = __reduce_or_sync(~0u, lane < 8 ? s.chosen[b][lane][q] : 0u);
+        if (n == q && mask >> lane & 1) s.expert[b][active + __popc(mask & ((1u << lane) - 1))] = q * 32 + lane;
+        if (expert >> 5 == q) slot = active + __popc(mask & ((1u << (expert & 31)) - 1));
+        active += __popc(mask);
+    }
+    if (threadIdx.x == 0) s.active[b] = active;
+    c.arrive(&s.route_listed[b]);
+    if (P::route_score == SOFTMAX_CHOSEN) most = value_of(__shfl_sync(~0u, logit, 0));
+    const float weight = weigh(c, logit, most, all);
+    if (chose) s.weight[b][slot * 8 + n] = weight;
+    c.arrive(&s.route_ready[b]);
+}
+static_assert(sizeof(Shared::weight) == 2 * WARPS_COMPUTE * 32 * sizeof(float2), "weights of all slots");
+#endif
+
 DEVICE void compute(Consumer &c, const Task &t)
 {
     const int b = c.desc()[7] & 1;
+    const float *logits = c.exchange<float>(t.logits);
     Shared &s = c.s;
-    const int lane = c.lane, thread = c.warp * 32 + lane;
 #ifdef NMK_WIDE
-    constexpr bool alone = false;
+    const int lane = c.lane, thread = c.warp * 32 + lane;
     if (c.warp < 4) s.choices.columns[thread] = 0;
     barrier_compute();
-#else
-    const bool alone = s.only >= 0;
-    if constexpr (POSTED) c.wait(&s.route_free[b], (c.desc()[7] >> 1 & 1) ^ 1);
-    for (int i = thread; i < SLOTS * 4; i += WARPS_COMPUTE * 32) ((float2 *)s.weight[b])[i] = make_float2(0, 0);
-#endif
 #pragma unroll 1
-    for (int turn = 0; turn < COLUMN_TILES; turn++) {
-        const int n = alone ? s.only : turn * TILE_COLUMNS + c.warp; /* one warp a column */
-        const bool mine = alone ? c.warp == 0 : c.live(n);
-        const float *logits = c.exchange<float>(t.logits) + n * ROWS;
-        u32 key[4] = {0, 0, 0, 0}, logit = 0;
+    for (int n = c.warp; n < PLACES; n += WARPS_COMPUTE) { /* one warp a column */
+        if (!c.live(n)) continue;
+        u32 key[4], logit = 0;
         int expert = 0;
-        float all = 0, most = 0; /* the largest logit; the sum of exponentials relative to it */
-#ifndef NMK_WIDE
-        if (alone) choose_alone(c, logits, key, expert, logit);
-#endif
-        if (mine && !alone) {
-            float4 v = make_float4(0, 0, 0, 0);
-            u32 looks = 0;
-#pragma unroll 1
-            do {
-                if (lane * 4 < P::experts) v = load_floats((const float4 *)logits + lane);
-            } while (POSTED && c.lacks(least(v), looks));
-            key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (P::experts < 128 && lane * 4 + j >= P::experts) key[j] = 0;
-        }
-        if (P::route_score == SOFTMAX_ALL && mine) all = sum_all(key, most);
-        if (mine && !alone) choose_largest<P::experts_per_token>(key, lane, expert, logit);
-#ifndef NMK_WIDE
-        int slot = 0;
-        if (!alone) slot = list_all(c, b, expert);
-        else if (mine) slot = list_alone(c, b, expert);
-        c.arrive(&s.route_listed[b]);
-#endif
-        if (mine) {
-            if (P::route_score == SOFTMAX_CHOSEN) {
-                most = value_of(__shfl_sync(~0u, logit, 0));
-                all = warp_sum(lane < P::experts_per_token ? __expf(value_of(logit) - most) : 0.f);
-            }
-            if (lane < P::experts_per_token) {
-                const float v = value_of(logit);
-#ifdef NMK_WIDE
-                atomicOr(&s.choices.columns[expert], (Mask)1 << n);
-                s.choices.expert[n][lane] = expert;
-                float &weight = s.choices.weight[n][lane];
-#else
-                float &weight = s.weight[b][slot * 8 + n];
-#endif
-                weight = P::route_score == SIGMOID ? 1.f / (1.f + __expf(-v)) : __expf(v - most) / all;
-                if (POSTED && weight == 0.f) weight = 1.17549435e-38f; /* it is chosen, and what it posts is awaited */
-            }
-        }
+        float all = 0, most = 0;
+        load_keys(c, logits + n * ROWS, key);
+        if (P::route_score == SOFTMAX_ALL) all = sum_all(key, most);
+        choose_largest<P::experts_per_token>(key, lane, expert, logit);
+        if (P::route_score == SOFTMAX_CHOSEN) most = value_of(__shfl_sync(~0u, logit, 0));
+        const float weight = weigh(c, logit, most, all);
+        if (lane >= P::experts_per_token) continue;
+        atomicOr(&s.choices.columns[expert], (Mask)1 << n);
+        s.choices.expert[n][lane] = expert, s.choices.weight[n][lane] = weight;
     }
-#ifdef NMK_WIDE
     barrier_compute();
     list_pairs(c, b);
-    c.arrive(&s.route_listed[b]);
+    c.arrive(&s.route_listed[b]), c.arrive(&s.route_ready[b]);
+#else
+    if constexpr (POSTED) c.wait(&s.route_free[b], (c.desc()[7] >> 1 & 1) ^ 1);
+    if (s.only >= 0) route_alone(c, logits + s.only * ROWS, b);
+    else route_all(c, logits, b);
 #endif
-    c.arrive(&s.route_ready[b]);
-    if (thread == 0 && blockIdx.x == 0) {
+    if (threadIdx.x == 0 && blockIdx.x == 0) {
         u32 *tickets = (u32 *)c.p.tickets + t.ticket * 64;
         tickets[(c.p.epoch + 1 & 1) * 32] = 0; /* the next step's: nobody draws from it in this one */
         atomicAdd(tickets + 1, (u32)s.active[b]); /* active experts so far, for benchmarks and metrics */
