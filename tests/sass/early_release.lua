@@ -380,8 +380,13 @@ local function judge(code, n)
     if next(early) then wrong[1] = "depends on no load, and these are under way: " .. addresses(code, early) end
     return wrong, tied, pending
   end
-  local youngest = OLD
-  for _, age in pairs(tied) do youngest = math.min(youngest, age) end
+  -- The stage's are wide: a narrow one, as a wait's look at whether the step is lost, is only something else that the
+  -- register may have held.
+  local youngest, any_wide = OLD, false
+  for load in pairs(tied) do any_wide = any_wide or is_wide(code[load]) end
+  for load, age in pairs(tied) do
+    if not any_wide or is_wide(code[load]) then youngest = math.min(youngest, age) end
+  end
   for load, age in pairs(pending) do
     if age >= youngest and is_wide(code[load]) then early[load] = true end
   end
