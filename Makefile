@@ -131,7 +131,7 @@ schemas: deps
 # Each for a minute, unless SECONDS is said; as many at a time as there are cores.
 .PHONY: fuzz
 fuzz: deps-build
-	@$(SUBMAKE) build/fuzz/fuzz build/fuzz/nmkgen
+	@$(SUBMAKE) build/fuzz/fuzz
 	@NMK_FUZZ_SECONDS=$(if $(filter file,$(origin SECONDS)),60,$(SECONDS)) NMK_FUZZ_JOBS=$$(nproc) NMK_FUZZ_SEED=$(SEED) \
 	    bash tests/fuzz/timing_fuzz.sh $(TARGET)
 
@@ -472,11 +472,7 @@ FUZZERS := $(wildcard tests/fuzz/*.c)
 build/fuzz/fuzz: $(patsubst %.c,build/fuzz/obj/%.o,$(FUZZED) $(FUZZERS)) build/server/llhttp/api.o build/server/llhttp/http.o \
     build/server/llhttp/llhttp.o build/$(TOY)/libnmk.a
 	@echo "  link  $@"
-	@$(CC) $(FUZZ_FLAGS) $(LDFLAGS) -o $@ $^ $(SERVER_LIBS) $(RUN_LIBS)
-
-build/fuzz/nmkgen: build/fuzz/obj/gen/main.o
-	@echo "  link  $@"
-	@$(CC) $(FUZZ_FLAGS) $(LDFLAGS) -o $@ $^ $(GEN_LIBS)
+	@$(CC) $(FUZZ_FLAGS) $(LDFLAGS) -o $@ $^ $(SERVER_LIBS) -l:libyaml.a $(RUN_LIBS)
 
 FUZZ_COMPILE = $(CC) $(CFLAGS) $(FUZZ_FLAGS) $(WARNINGS) $(DEPFLAGS) -isystem /usr/share/include/llhttp -isystem /usr/include/lua5.4 \
     -Ibuild/$(TOY) -Iruntime -Iserver -Itests
@@ -485,11 +481,6 @@ build/fuzz/obj/%.o: %.c | build/$(TOY)/.generated
 	@mkdir -p $(@D)
 	@echo "  cc    $< (fuzz)"
 	@$(FUZZ_COMPILE) -w -fsanitize-coverage=trace-pc -c -o $@ $<
-
-build/fuzz/obj/gen/%.o: gen/%.c
-	@mkdir -p $(@D)
-	@echo "  cc    $< (fuzz)"
-	@$(FUZZ_COMPILE) -w -c -o $@ $<
 
 build/fuzz/obj/tests/fuzz/%.o: tests/fuzz/%.c | build/$(TOY)/.generated
 	@mkdir -p $(@D)
@@ -543,7 +534,7 @@ build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
 # Two tests need the shape of the large model.
 build-test: all build/nmk-chat build/nmk-bench $(C_TESTS) $(TINY_TESTS) build/tests/north-mini-code/runtime/load_memory \
     build/tests/north-mini-code/server/long_context \
-    build/fuzz/fuzz build/fuzz/nmkgen build-asan-tests $(SHAPES:%=build/tests/%/ops/attention) \
+    build/fuzz/fuzz build-asan-tests $(SHAPES:%=build/tests/%/ops/attention) \
     build/tests/toy-64/runtime/engine_cpu build/tests/toy-64/runtime/columns
 
 -include $(shell find build -name '*.d' -not -path 'build/?san/*' 2>/dev/null)

@@ -601,15 +601,18 @@ static int run(lua_State *L) {
     return 1;
 }
 
-int main(int argc, char **argv) {
+/* A state as run needs it; NULL: there is no memory. */
+static lua_State *new_state(void) {
     setlocale(LC_ALL, "C");
     static memory heap;
     lua_State *L = lua_newstate(allocate, &heap);
-    if (!L) {
-        fputs("nmkgen: out of memory\n", stderr);
-        return EXIT_INTERNAL;
-    }
-    lua_gc(L, LUA_GCINC, GC_PAUSE, 0, 0);
+    if (L) lua_gc(L, LUA_GCINC, GC_PAUSE, 0, 0);
+    return L;
+}
+
+/* The whole command; its exit status. */
+static int command(lua_State *L, int argc, char **argv) {
+    lua_settop(L, 0);
     lua_pushcfunction(L, traceback);
     lua_pushcfunction(L, run);
     lua_pushinteger(L, argc);
@@ -619,10 +622,18 @@ int main(int argc, char **argv) {
         fprintf(stderr, "nmkgen: internal error: %s\n", lua_tostring(L, -1));
     else
         status = (int)lua_tointeger(L, -1);
-    /* No lua_close: the process ends, and exit closes what is open. */
     if (fflush(stdout) || ferror(stdout)) {
         fprintf(stderr, "nmkgen: cannot write to standard output: %s\n", strerror(errno));
         if (!status) status = 1;
     }
     return status;
+}
+
+int main(int argc, char **argv) {
+    lua_State *L = new_state();
+    if (!L) {
+        fputs("nmkgen: out of memory\n", stderr);
+        return EXIT_INTERNAL;
+    }
+    return command(L, argc, argv); /* no lua_close: the process ends, and exit closes what is open */
 }
