@@ -19,8 +19,15 @@ __attribute__((unused)) static int time_limit(int time) {
     return slow && atoi(slow) > 1 ? time * atoi(slow) : time;
 }
 
-/* `why` is for the case that it is not good. */
-__attribute__((format(printf, 3, 4), unused)) static bool check(bool good, const char *name, const char *why, ...) {
+/* `why` is for the case that it is not good, and what it shows is read after the condition was: often that waits for
+ * what changes it. */
+#define check(condition, ...)            \
+    ({                                   \
+        const bool good_ = (condition);  \
+        report_case(good_, __VA_ARGS__); \
+    })
+__attribute__((format(printf, 3, 4), unused)) static bool report_case(bool good, const char *name, const char *why,
+                                                                      ...) {
     va_list args;
     va_start(args, why);
     printf("%s - %s", good ? "ok" : "not ok", name);
