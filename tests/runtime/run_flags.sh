@@ -4,6 +4,7 @@ cd "$(dirname "$0")/../.." || exit 2
 program=build/nmc-toy/nmk-run
 toy=examples/nmc-toy
 . tests/helper.sh
+aside='^nmk-run: weights: ' # when they take more than a second
 export NMK_CACHE_DIR=$out/cache
 
 expect "an unknown flag" 2 "unknown flag --max-token; the nearest is --max-tokens" --max-token 3
