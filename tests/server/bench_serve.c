@@ -105,12 +105,20 @@ static void *serve_one(void *argument) {
     return NULL;
 }
 
-/* The newest request's text, valid until the next one; counts of requests can be read then too. */
+/* What came so far, as last_request leaves it. */
+static struct {
+    int requests, peak;
+    nmk_buf text;
+} seen;
+
+/* The newest request's text, until the next call. */
 static const char *last_request(void) {
     pthread_mutex_lock(&mock_lock);
-    const char *text = mock_last.data;
+    seen.requests = mock_requests, seen.peak = mock_peak;
+    seen.text.length = 0;
+    nmk_buf_puts(&seen.text, mock_last.data);
     pthread_mutex_unlock(&mock_lock);
-    return text;
+    return seen.text.data;
 }
 
 static void *serve_all(void *unused) {
@@ -199,8 +207,8 @@ static void test_requests(void) {
                   "--requests 8 --concurrency 3 --prompt-tokens 7 --output-tokens 9 --ignore-eos "
                   "--api-key sesame");
     const char *q = last_request();
-    check(r.status == 0 && mock_requests == 9 && mock_peak == 3 && figure(&r, "peak_concurrency") == 3,
-          "as many at a time as asked for, one before them all", "%d requests, %d at a time", mock_requests, mock_peak);
+    check(r.status == 0 && seen.requests == 9 && seen.peak == 3 && figure(&r, "peak_concurrency") == 3,
+          "as many at a time as asked for, one before them all", "%d requests, %d at a time", seen.requests, seen.peak);
     check(strstr(q, "POST /v1/completions HTTP/1.1\r\n") && strstr(q, "Authorization: Bearer sesame\r\n") &&
               strstr(q, "{\"model\":\"mock \\\"one\\\"\",\"prompt\":[") && strstr(q, "\"max_tokens\":9,") &&
               strstr(q, "\"stream\":true") && strstr(q, "\"ignore_eos\":true}"),
