@@ -498,6 +498,10 @@ C_TESTS := $(patsubst tests/%.c,build/tests/$(TOY)/%,$(wildcard tests/runtime/*.
 # The same in a tree of its own below build/, which shares all but build/: make test-asan, make test-tsan.  What nmkgen
 # emits stays as it is: it has tests of its own, and what it computes would take most of the time.
 SANITIZED := $(filter $(patsubst %,build/tests/$(TOY)/%/%,server runtime),$(C_TESTS))
+# Of the shell tests those that run the toy's programs; the others are of North Mini Code, which takes minutes to compile
+# so, of HAProxy, of the generator and of kernels.
+SANITIZED_SHELL := $(patsubst %,tests/%.sh,server/serve_flags server/bench_prompts server/grammar_documents \
+    runtime/run_flags runtime/run_cpu runtime/variant)
 SANITIZER_asan := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 SANITIZER_tsan := -fsanitize=thread
 # NMK_SLOW: how many times as long as otherwise a test waits, and what it judges by time may take.
@@ -516,18 +520,22 @@ build/asan/Makefile build/tsan/Makefile:
 sanitized = $(MAKE) --no-print-directory -C build/$(1) CFLAGS="-std=gnu11 -O1 -g -fno-omit-frame-pointer $(SANITIZER_$(1))" \
     LDFLAGS="$(SANITIZER_$(1))" WARNINGS=-w REFVM_FLAGS="$(REFVM_FLAGS) -fno-sanitize=all" $(2)
 
-.PHONY: build-sanitized build-asan-tests test-asan test-tsan
-build-sanitized: build/nmk-chat build/nmk-bench $($(TOY)_PROGRAMS) $(SANITIZED)
+.PHONY: build-asan build-tsan build-asan-tests test-asan test-tsan
+build-tsan: build/nmkgen build/nmk-chat build/nmk-bench build/$(TOY)/bench-prompts $($(TOY)_PROGRAMS) $(SANITIZED)
+# Loading and running the other families: nothing of that is done by several threads.
+build-asan: build-tsan $(TINY_TESTS)
 build-asan-tests: build/asan/Makefile build/nmkgen
 	@+$(call sanitized,asan,$(ASAN_TESTS))
 	@printf '%s\n' $(ASAN_TESTS) >build/asan/build/quick
 	@echo $(SLOW_asan) >build/asan/build/slow
 
+# $(call test_sanitized,asan,MORE WORDS)
 define test_sanitized
-@+$(call sanitized,$(1),$(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) build-sanitized)
-@NMK_TEST_SECONDS=1800 NMK_SLOW=$(or $(NMK_SLOW),$(SLOW_$(1))) build/$(1)/tests/run $(TOY)/server $(TOY)/runtime server/serve_flags
+@+$(call sanitized,$(1),$(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) build-$(1))
+@NMK_TEST_SECONDS=1800 NMK_SLOW=$(or $(NMK_SLOW),$(SLOW_$(1))) build/$(1)/tests/run \
+    $(TOY)/server $(TOY)/runtime $(SANITIZED_SHELL) $(2)
 endef
-test-asan: deps build/asan/Makefile ; $(call test_sanitized,asan)
+test-asan: deps build/asan/Makefile ; $(call test_sanitized,asan,/models/ $(TOY)/prefill)
 test-tsan: deps build/tsan/Makefile ; $(call test_sanitized,tsan)
 
 build-demo: build/nmkgen build/$(TOY)/nmk-serve build/nmk-chat
