@@ -28,7 +28,7 @@
 
 local LDS, LDSM, LDL, STL = 0x984, 0x83b, 0x983, 0x387
 local ARRIVE, WAIT = 0x9a7, 0x5a7 -- SYNCS.ARRIVE, SYNCS.PHASECHK
-local BRA, BRX, CALL, RET, EXIT = 0x947, 0x949, 0x944, 0x950, 0x94d
+local BRA, BRX, CALL, RET, EXIT, NOP = 0x947, 0x949, 0x944, 0x950, 0x94d, 0x918
 local NONE = 255 -- register RZ
 local TRUE = 7 -- predicate PT
 -- A stage is loaded and freed within this many instructions.  Further back an address depends on everything, by way of
@@ -59,6 +59,11 @@ for _, op in ipairs {
 } do
   NO_RESULT[op] = true
 end
+
+-- Opcodes that set no predicate: their bits 81-83, where others name the one that they set, say something else.  LDS,
+-- LDC, SHF, SEL, VIADD, HMMA, NOP.
+local NO_PREDICATE = {}
+for _, op in ipairs { LDS, 0xb82, 0x219, 0x819, 0x207, 0x807, 0x836, 0x23c, NOP } do NO_PREDICATE[op] = true end
 
 local function fail(...)
   io.stderr:write("early_release: ", string.format(...), "\n")
@@ -253,7 +258,7 @@ local function same_condition(code, n, register)
     local i, to = code[m], code[m + 1].previous
     if #to ~= 1 or to[1] ~= m or i.op == WAIT or i.op == 0x804 or i.op == 0x204 then return nil end -- R2P
     if i.first and i.first <= register and register <= i.last then return i.predicate == predicate and m or nil end
-    if i.high >> 17 & 7 == predicate & 7 then return nil end -- where an instruction names the predicate that it sets
+    if not NO_PREDICATE[i.op] and i.high >> 17 & 7 == predicate & 7 then return nil end
   end
 end
 
@@ -424,7 +429,7 @@ local code = decode(text)
 find_pending(code)
 
 local bytes = #text
-while bytes > 0 and string.unpack("<I8", text, bytes - 15) & 0xfff == 0x918 do bytes = bytes - 16 end -- NOPs at the end
+while bytes > 0 and string.unpack("<I8", text, bytes - 15) & 0xfff == NOP do bytes = bytes - 16 end -- NOPs at the end
 
 local counts = { loads = 0, releases = 0, waits = 0, spills = 0, bad = 0, tied = 0 }
 for n, i in ipairs(code) do

@@ -16,6 +16,8 @@ verdict() { # NAME STATUS WHY
   fi
 }
 
+lua5.4 tests/sass/instructions.lua $work || failed=1
+
 compile=build/nmc-toy/nmk-compile
 if [ ! -x $compile ]; then
   echo "not ok - sass: $compile is not built"
