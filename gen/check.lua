@@ -9,6 +9,8 @@
 --              does not say who arrived
 --   progress   the lists run to their end with no slack in any queue between the roles of an SM. Ring, job buffers and
 --              descriptor queue only ever let a role run ahead, so what ends without them ends with any depth of them
+--   handing    a sum that an op hands to the storers itself is what the next task takes, and that waits for nothing
+--                                                                                            (check/words.lua)
 --   SM-local   registers hold what the graph's last writer put there, the two shared-memory copies of the route are not
 --              overwritten while someone reads                                                  (check/progress.lua)
 --   order      accesses to the same unit of a buffer, one of them a write, happen in the order of their nodes, and no

@@ -47,6 +47,7 @@ end
 -- attention_ticket, the first ticket of attention: full layers, then sliding ones.
 local function with_claims(values, claim, layers)
   values.attention_ticket = layers
+  values.hands, values.handed = 0, 0                    -- see handing.lua
   for key, how in pairs(claim) do
     for i, known in ipairs(ops.CLAIMS) do
       if how == known then values["claim_" .. key] = i - 1 end

@@ -9,6 +9,7 @@ local draw = require("draw")
 local estimate = require("estimate")
 local files = require("emit.files")
 local graph = require("graph")
+local handing = require("handing")
 local host = require("host")
 local init = require("init")
 local insert = require("insert")
@@ -85,6 +86,7 @@ local function build_launch(model, registry, diag)
   diag:stop()
   sync.run(g, diag)
   diag:stop()
+  handing.run(g)
   return g
 end
 

@@ -202,7 +202,9 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         if (row) row_tile_wide(c, row, width);
 #else
         if (tiles >= 0) gemm_x_compute(c, tiles, claimed);
-        if (row) row_tile_any<RAGGED>(c, row, width);
+        if (!row) continue;
+        row_tile_any<RAGGED>(c, row, width);
+        if (HANDS >> op & 1) c.hand_sum();
 #endif
     }
 #ifdef NMK_MIXED

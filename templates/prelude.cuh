@@ -457,6 +457,13 @@ DEVICE bool is(int &op, int code)
     return op == code;
 }
 
+/* The same for ops that share their code, as bits. */
+DEVICE bool is_any(int &op, u32 codes)
+{
+    asm volatile("" : "+r"(op));
+    return codes >> op & 1;
+}
+
 /* What every role has: the launch's parameters, the block's memory, and where it is in the task list. */
 struct Context {
     const nmk_params &p;
@@ -907,6 +914,24 @@ struct Consumer : Context {
         *(float4 *)(ring + SHARED_JOBS + b * JOB_BYTES + warp * 512 + lane * 16) = make_float4(v[0], v[1], v[2], v[3]);
         arrive(&s.job_full[b]);
         job++;
+    }
+
+    /* By an op behind which a norm comes before anybody reads x: its registers are free until here. */
+    __device__ __forceinline__ void forget_x()
+    {
+#pragma unroll
+        for (int q = 0; q < (int)(sizeof x / sizeof *x); q++) x[q] = make_uint4(0, 0, 0, 0);
+    }
+
+    /* Hands on what the SM has summed up for its own row tile, and begins anew. */
+    __device__ __forceinline__ void hand_sum()
+    {
+#pragma unroll
+        for (int n = 0; n < COLUMN_TILES; n++) {
+            if (live_tile(n)) hand(acc[n]);
+#pragma unroll
+            for (int k = 0; k < 4; k++) acc[n][k] = 0;
+        }
     }
 };
 

@@ -1,5 +1,6 @@
 -- The part of the proof that needs no clocks: every word against the graph, all work once, everything fits.
 local abi = require("emit.abi")
+local handing = require("handing")
 local hb = require("hb")
 local memory = require("memory")
 local ops = require("ops")
@@ -10,7 +11,7 @@ local MAX_LIST = hb.MAX_TIME    -- hang records have as many bits for a task as 
 
 local UNIT, KIB = memory.UNIT, memory.KIB
 local WORDS = ops.WORDS
-local W_OPCODE, W_NODE, W_SIGNAL = ops.AT.opcode, ops.AT.node, ops.AT.signal
+local W_OPCODE, W_NODE, W_SIGNAL, W_WAIT = ops.AT.opcode, ops.AT.node, ops.AT.signal, ops.AT.wait_a
 
 function M:budget()
   local g, target = self.g, self.g.model.target
@@ -88,6 +89,16 @@ function M:wrong_word(plan, e, value, sm, time)
   end
 end
 
+-- Sums that are handed on by one task are taken by the next, which waits for nothing.
+function M:handed_on(sm, time, waits)
+  local function of(plan, param) return plan and self.g.params[plan.node.op][param] == 1 end
+  local before, plan = self.plan_at[sm][time - 1], self.plan_at[sm][time]
+  local why = handing.mistake(of(before, "hands"), of(plan, "handed"), waits)
+  if why then
+    self:report("handing" .. why, "%s %s", self:name(sm, of(plan, "handed") and time or time - 1), why)
+  end
+end
+
 --- Walks all lists once: which tasks belong to which node, who signals what. Returns false where a list is too long for
 --- the clocks.
 function M:collect()
@@ -120,7 +131,9 @@ function M:collect()
         end
         if words[base + W_SIGNAL] ~= -1 then self:count_signal(words[base + W_SIGNAL], plan, sm, time) end
       end
+      self:handed_on(sm, time, words[base + W_WAIT] ~= -1)
     end
+    self:handed_on(sm, n + 1)
   end
   return fit
 end

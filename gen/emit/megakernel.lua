@@ -113,10 +113,13 @@ local function groups(used, role, instances, wide)
       table.insert(by_key[key], op)
     end
   end
+  for _, group in ipairs(list) do
+    group.instances = 0
+    for _, op in ipairs(group) do group.instances = group.instances + instances[op.name] end
+  end
   table.sort(list, function(a, b)
-    local n, m = instances[a[1].name], instances[b[1].name]
-    if n ~= m then
-      return n > m
+    if a.instances ~= b.instances then
+      return a.instances > b.instances
     end
     return a[1].opcode < b[1].opcode
   end)
@@ -164,9 +167,11 @@ end
 local function emit_dispatch(w, used, role, instances, wide)
   local list = groups(used, role, instances, wide)
   for _, group in ipairs(list) do
-    for _, member in ipairs(group) do
-      w:line("if (is(op, NMK_OP_%s)) goto %s_%s;", member.name:upper(), role, group[1].name)
-    end
+    local codes = {}
+    for i, member in ipairs(group) do codes[i] = "NMK_OP_" .. member.name:upper() end
+    local test = ("is(op, %s)"):format(codes[1])
+    if #codes > 1 then test = ("is_any(op, 1u << %s)"):format(table.concat(codes, " | 1u << ")) end
+    w:line("if (%s) goto %s_%s;", test, role, group[1].name)
   end
   w:line(role == "load" and "goto load_done;" or "continue;")
   for _, group in ipairs(list) do
@@ -229,11 +234,15 @@ local function emit_set(w, name, used, holds)
 end
 
 --- WAITS_COMPUTE: the compute part waits before anything else; one wait in front of the chain serves them all.
+--- HANDS: ops of the pipeline row_tile that hand on what they have summed up (handing.lua).
 --- EASED: the task's weights stream with one stage less in flight. RAGGED: widths of row_tile ops, see the prelude.
-local function emit_sets(w, used)
+local function emit_sets(w, used, params)
   emit_set(w, "WAITS_COMPUTE", used, function(op)
     local section = op.sections.compute
     return op.wait == "compute" and not (section and section.text:find("struct%s+Before"))
+  end)
+  emit_set(w, "HANDS", used, function(op)
+    return op.pipeline == "row_tile" and (params[op.name] or {}).hands == 1
   end)
   emit_set(w, "EASED", used, function(op)
     return op.eased
@@ -261,7 +270,7 @@ local function slots(ctx, used)
       end
     end,
     sets = function(w)
-      emit_sets(w, used)
+      emit_sets(w, used, ctx.graph.params)
     end,
   }
   list["products about"] = function(w) emit_products(w, used, "about", "n") end

@@ -3,7 +3,7 @@
   summary = "partial attention of chunks of one row's pages per kv head, online softmax in base 2",
   params  = { {"heads", "i32"}, {"kv_heads", "i32"}, {"head_dim", "i32"}, {"window", "i32"}, {"full_layers", "i32"},
               {"sliding_layers", "i32"}, {"part_slots", "i32"}, {"qk_norm", "i32"}, {"eps", "f32"},
-              {"claim_attention", "i32"}, {"attention_ticket", "i32"} },
+              {"sequential", "i32"}, {"claim_attention", "i32"}, {"attention_ticket", "i32"} },
   claim   = "schedule",
   chained = true, -- the release of q k v stands behind these loads
   tile    = "every",
@@ -472,6 +472,7 @@ DEVICE void compute(Consumer &c, const Task &t)
         for (int i = w; i < count; i += WARPS_COMPUTE)
             if (s.segment[kind][i].last) append(c, s.segment[kind][i], qkv, squares, t);
     }
+    if (P::sequential) c.forget_x();
 }
 
 //@device store

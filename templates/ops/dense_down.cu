@@ -1,7 +1,7 @@
 /*@op
   name     = "dense_down",
   summary  = "acc += dense_h * Wdown, for the SM's own 16 rows of the residual",
-  params   = { {"dense_ff", "i32"}, {"hidden", "i32"} },
+  params   = { {"dense_ff", "i32"}, {"hidden", "i32"}, {"hands", "i32"} },
   pipeline = "row_tile",
   tile     = "owner",
   task     = { {"tile", "i32"}, {"weight_kib", "i32"} },

@@ -2,7 +2,7 @@
   name     = "expert_down",
   summary  = "acc += sum over the active experts of h * Wdown, in ascending order, for the SM's own 16 rows",
   params   = { {"experts", "i32"}, {"experts_per_token", "i32"}, {"expert_ff", "i32"}, {"hidden", "i32"},
-               {"h_units", "i32"} },
+               {"h_units", "i32"}, {"hands", "i32"} },
   tile     = "owner",
   task     = { {"tile", "i32"}, {"weight_kib", "i32"} },
   reads    = { {"h", "bf16", role = "compute", lo = "0", hi = "h_units", awaits = true},
@@ -185,6 +185,7 @@ DEVICE void compute(Consumer &c, const Task &t)
     }
 #pragma unroll
     for (int k = 0; k < 4; k++) c.acc[0][k] += odd[k];
+    if (P::hands) c.hand_sum();
 }
 #endif
 

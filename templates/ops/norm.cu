@@ -16,7 +16,7 @@ constexpr int G = L::granules;
 constexpr int HELD = X_SHARED ? 8 : G; /* granules that a lane has in hand at once */
 
 /* One live column has a way of its own, where a warp's granules are no more than its groups of four lanes. */
-constexpr bool ONE = POSTED && !X_SHARED && !P::norm_mean && G <= 8;
+constexpr bool ONE = X_REGISTERS && !P::norm_mean && G <= 8;
 
 struct Before {
     uint4 gamma[HELD];
@@ -48,7 +48,13 @@ DEVICE float column_sum(Consumer &c, float sum)
     return total;
 }
 
-DEVICE float square(const float4 &v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+/* Rounded as said here wherever it stands: one column alone and among others has the same bits. */
+DEVICE float square(const float4 &v)
+{
+    return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmul_rn(v.x, v.x))));
+}
+
+DEVICE float squares(const float4 &u, const float4 &w) { return __fadd_rn(square(u), square(w)); }
 
 DEVICE void subtract(float4 &v, float mean) { v.x -= mean, v.y -= mean, v.z -= mean, v.w -= mean; }
 
@@ -63,8 +69,27 @@ DEVICE void scale_into(uint4 &x, const float4 &u, const float4 &w, float scale, 
 /* Whether the lane's values of granule q are in the row. */
 DEVICE bool inside(const Consumer &c, int q) { return P::hidden % 256 == 0 || L::k(c.warp, q) + 8 * c.t() < P::hidden; }
 
-/* The same for one column: each group of lanes has a granule, and the sums are added in the order of all columns' way.
- * What columns that are not live get nobody looks at: x again. */
+/* The sum of a lane's granules, in the order in which lanes that have one each would add them up. */
+template <int N> DEVICE float granules_sum(const float4 (&v)[2 * N])
+{
+    float sum = 0;
+    if constexpr (!ONE) {
+#pragma unroll
+        for (int q = 0; q < 2 * N; q++) sum += square(v[q]);
+        return sum;
+    }
+    float of[8];
+#pragma unroll
+    for (int q = 0; q < 8; q++) of[q] = q < N ? squares(v[2 * q % (2 * N)], v[(2 * q + 1) % (2 * N)]) : 0.f;
+#pragma unroll
+    for (int s = 1; s < 8; s *= 2)
+#pragma unroll
+        for (int q = 0; q < 8; q += 2 * s) of[q] += of[q + s];
+    return of[0];
+}
+
+/* The same for one column: each group of lanes has a granule.  What columns that are not live get nobody looks at: x
+ * again. */
 DEVICE void of_one(Consumer &c, const Task &t, const Before &b)
 {
     const int k = L::k(c.warp, min(c.g(), G - 1)) + 8 * c.t();
@@ -74,16 +99,11 @@ DEVICE void of_one(Consumer &c, const Task &t, const Before &b)
     u32 looks = 0;
 #pragma unroll 1
     do u = load_floats(from), w = load_floats(from + 1);
-    while (c.lacks(least(least(u), least(w)), looks));
+    while (POSTED && c.lacks(least(least(u), least(w)), looks));
     if (k >= P::hidden) u = w = make_float4(0, 0, 0, 0);
-    own[c.lane] = make_uint2(__float_as_uint(square(u)), __float_as_uint(square(w)));
-    __syncwarp();
-    float sum = 0;
+    float sum = c.g() < G ? squares(u, w) : 0.f;
 #pragma unroll
-    for (int q = 0; q < G; q++) {
-        const uint2 two = own[q * 4 + c.t()];
-        sum += __uint_as_float(two.x), sum += __uint_as_float(two.y);
-    }
+    for (int s = 4; s <= 16; s *= 2) sum += __shfl_xor_sync(~0u, sum, s);
     const float scale = rsqrtf(column_sum(c, sum) * (1.f / P::hidden) + P::eps);
     uint4 y;
     scale_into(y, u, w, scale, b.gamma[0]);
@@ -102,7 +122,6 @@ template <int N> DEVICE void in_registers(Consumer &c, const Task &t, const Befo
     const float *x = c.exchange<float>(t.x) + c.g() * P::hidden + 8 * c.t();
     const bool live = c.live(c.g());
     float4 v[2 * N];
-    float sum = 0;
     u32 looks = 0;
 #pragma unroll 1
     for (;;) {
@@ -128,9 +147,7 @@ template <int N> DEVICE void in_registers(Consumer &c, const Task &t, const Befo
             if (inside(c, q / 2)) subtract(v[q], mean);
         barrier_compute(); /* all have read the sums */
     }
-#pragma unroll
-    for (int q = 0; q < 2 * N; q++) sum += square(v[q]);
-    const float scale = rsqrtf(column_sum(c, sum) * (1.f / P::hidden) + P::eps);
+    const float scale = rsqrtf(column_sum(c, granules_sum<N>(v)) * (1.f / P::hidden) + P::eps);
 #pragma unroll
     for (int q = 0; q < N; q++) scale_into(c.x[q], v[2 * q], v[2 * q + 1], scale, b.gamma[q]);
 }

@@ -1,7 +1,7 @@
 /*@op
   name     = "o_proj",
   summary  = "acc += attn * Wo, for the SM's own 16 rows of the residual",
-  params   = { {"q_width", "i32"}, {"hidden", "i32"}, {"attn_units", "i32"} },
+  params   = { {"q_width", "i32"}, {"hidden", "i32"}, {"attn_units", "i32"}, {"hands", "i32"} },
   pipeline = "row_tile",
   chained  = true, -- the release of attention stands behind these loads, and that of combine
   tile     = "owner",

@@ -1,7 +1,7 @@
 /*@op
   name    = "residual_bias",
   summary = "y = x + acc + bias for the SM's own 16 rows; acc starts again from zero",
-  params  = { {"hidden", "i32"} },
+  params  = { {"hidden", "i32"}, {"handed", "i32"} },
   tile    = "owner",
   task    = { {"tile", "i32"}, {"bias_kib", "i32"} },
   reads   = { {"acc", role = "compute", scope = "sm"},
@@ -13,12 +13,7 @@
 //@device compute
 DEVICE void compute(Consumer &c, const Task &t)
 {
-#pragma unroll
-    for (int n = 0; n < COLUMN_TILES; n++) {
-        if (c.live_tile(n)) c.hand(c.acc[n]);
-#pragma unroll
-        for (int k = 0; k < 4; k++) c.acc[n][k] = 0;
-    }
+    if (!P::handed) c.hand_sum();
 }
 
 //@device store

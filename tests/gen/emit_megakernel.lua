@@ -146,9 +146,7 @@ local function slot_of(slot, names)
 end
 
 t.case("ops of one pipeline share a case", slot_of("dispatch load", { "lm_head", "qkv", "router" }), [[
-if (is(op, NMK_OP_LM_HEAD)) goto load_lm_head;
-if (is(op, NMK_OP_QKV)) goto load_lm_head;
-if (is(op, NMK_OP_ROUTER)) goto load_lm_head;
+if (is_any(op, 1u << NMK_OP_LM_HEAD | 1u << NMK_OP_QKV | 1u << NMK_OP_ROUTER)) goto load_lm_head;
 goto load_done;
 load_lm_head: {
     const op_lm_head::Task t = op_lm_head::task(d);
@@ -176,6 +174,8 @@ compute_done:;
 t.case("what one line of the loop does for many ops", slot_of("sets", { "combine", "o_proj", "qkv" }), [[
 constexpr u32 WAITS_COMPUTE =
     0u | 1u << NMK_OP_O_PROJ | 1u << NMK_OP_QKV;
+constexpr u32 HANDS =
+    0u;
 constexpr u32 EASED =
     0u | 1u << NMK_OP_QKV;
 constexpr u32 RAGGED = 0u | RAGGED_BIT<op_o_proj::WIDTH>;

@@ -52,7 +52,7 @@ insert:
 END
 toy=specs/nmc-toy.yaml
 
-broken residual 'c.acc[n][k] = 0;' $toy
+broken residual 'if (!P::handed) c.hand_sum();' $toy
 device "NVRTC names the line of a role's code" "$where($at)"
 broken row_max 'float most = P::floor;' $toy --try row_max
 device "NVRTC names the line of a helper's code" "$where($at)"

@@ -299,7 +299,7 @@ function decoder.complete(M, facts)
       rope_halves = number(facts.rope_halves), qk_norm = number(fact("qk_norm", s)),
       qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
       route_score = ROUTES[fact("route", s) or "sigmoid"],
-      part_slots = part_slots,
+      part_slots = part_slots, sequential = number(facts.sequential),
       attn_units = m.schedule.columns * s.kv_heads * group_pairs(s) * (s.head_dim // 16),  -- as ops/combine.cu counts
       h_units = expert_slots(m) * ((s.expert_ff or 0) // 8),           -- as ops/expert_up.cu claims
     }

@@ -86,6 +86,7 @@ namespace of_step {
 #define NMK_QKV_BIAS 0
 #define NMK_ROPE_HALVES 0
 #define NMK_ROUTE_SCORE 0
+#define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
@@ -353,6 +354,7 @@ struct P {
     static constexpr int part_slots = 256;
     static constexpr int qk_norm = 0;
     static constexpr float eps = 1e-06f;
+    static constexpr int sequential = 0;
     static constexpr int claim_attention = 0;
     static constexpr int attention_ticket = 5;
 };
@@ -397,6 +399,7 @@ namespace op_dense_down {
 struct P {
     static constexpr int dense_ff = 512;
     static constexpr int hidden = 256;
+    static constexpr int hands = 1;
 };
 struct Task { int tile; int weight_kib; int dense_h; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10]}; }
@@ -440,6 +443,7 @@ struct P {
     static constexpr int expert_ff = 96;
     static constexpr int hidden = 256;
     static constexpr int h_units = 192;
+    static constexpr int hands = 1;
 };
 struct Task { int tile; int weight_kib; int h; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10]}; }
@@ -493,6 +497,7 @@ struct P {
     static constexpr int q_width = 1024;
     static constexpr int hidden = 256;
     static constexpr int attn_units = 256;
+    static constexpr int hands = 0;
 };
 struct Task { int tile; int weight_kib; int attn; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10]}; }
@@ -520,6 +525,7 @@ static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[
 namespace op_residual {
 struct P {
     static constexpr int hidden = 256;
+    static constexpr int handed = 1;
 };
 struct Task { int tile; int x; int y; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10]}; }
@@ -563,20 +569,24 @@ constexpr u32 WAITS_COMPUTE =
     0u | 1u << NMK_OP_ATTENTION | 1u << NMK_OP_DENSE_DOWN | 1u << NMK_OP_DENSE_UP | 1u << NMK_OP_EXPERT_DOWN |
     1u << NMK_OP_EXPERT_UP | 1u << NMK_OP_LM_HEAD | 1u << NMK_OP_O_PROJ | 1u << NMK_OP_QKV | 1u << NMK_OP_RESIDUAL |
     1u << NMK_OP_ROUTE | 1u << NMK_OP_ROUTER;
+constexpr u32 HANDS =
+    0u | 1u << NMK_OP_DENSE_DOWN;
 constexpr u32 EASED =
     0u | 1u << NMK_OP_QKV | 1u << NMK_OP_ROUTER;
 constexpr u32 RAGGED = 0u | RAGGED_BIT<op_dense_down::WIDTH> | RAGGED_BIT<op_o_proj::WIDTH>;
 ... templates/megakernel.cu
+if (is_any(op, 1u << NMK_OP_DENSE_UP | 1u << NMK_OP_LM_HEAD | 1u << NMK_OP_QKV | 1u << NMK_OP_ROUTER)) goto load_dense_up;
 if (is(op, NMK_OP_ATTENTION)) goto load_attention;
 if (is(op, NMK_OP_O_PROJ)) goto load_o_proj;
 if (is(op, NMK_OP_EXPERT_DOWN)) goto load_expert_down;
 if (is(op, NMK_OP_EXPERT_UP)) goto load_expert_up;
 if (is(op, NMK_OP_DENSE_DOWN)) goto load_dense_down;
-if (is(op, NMK_OP_DENSE_UP)) goto load_dense_up;
-if (is(op, NMK_OP_LM_HEAD)) goto load_dense_up;
-if (is(op, NMK_OP_QKV)) goto load_dense_up;
-if (is(op, NMK_OP_ROUTER)) goto load_dense_up;
 goto load_done;
+load_dense_up: {
+    const op_dense_up::Task t = op_dense_up::task(d);
+    gemm_x_load(c, t);
+    goto load_done;
+}
 load_attention: {
     const op_attention::Task t = op_attention::task(d);
     op_attention::load(c, t);
@@ -600,11 +610,6 @@ load_expert_up: {
 load_dense_down: {
     const op_dense_down::Task t = op_dense_down::task(d);
     op_dense_down::load(c, t);
-    goto load_done;
-}
-load_dense_up: {
-    const op_dense_up::Task t = op_dense_up::task(d);
-    gemm_x_load(c, t);
     goto load_done;
 }
 load_done:;
@@ -701,6 +706,7 @@ store_lm_head: {
 }
 store_done:;
 ... templates/megakernel.cu
+if (is_any(op, 1u << NMK_OP_DENSE_UP | 1u << NMK_OP_LM_HEAD | 1u << NMK_OP_QKV | 1u << NMK_OP_ROUTER)) goto compute_dense_up;
 if (is(op, NMK_OP_NORM)) goto compute_norm;
 if (is(op, NMK_OP_ATTENTION)) goto compute_attention;
 if (is(op, NMK_OP_O_PROJ)) goto compute_o_proj;
@@ -709,11 +715,12 @@ if (is(op, NMK_OP_EXPERT_DOWN)) goto compute_expert_down;
 if (is(op, NMK_OP_EXPERT_UP)) goto compute_expert_up;
 if (is(op, NMK_OP_ROUTE)) goto compute_route;
 if (is(op, NMK_OP_DENSE_DOWN)) goto compute_dense_down;
-if (is(op, NMK_OP_DENSE_UP)) goto compute_dense_up;
-if (is(op, NMK_OP_LM_HEAD)) goto compute_dense_up;
-if (is(op, NMK_OP_QKV)) goto compute_dense_up;
-if (is(op, NMK_OP_ROUTER)) goto compute_dense_up;
 continue;
+compute_dense_up: {
+    const op_dense_up::Task t = op_dense_up::task(d);
+    tiles = t.tiles;
+    goto compute_done;
+}
 compute_norm: {
     const op_norm::Task t = op_norm::task(d);
     const op_norm::Before b = op_norm::before(c, t);
@@ -754,11 +761,6 @@ compute_route: {
 compute_dense_down: {
     const op_dense_down::Task t = op_dense_down::task(d);
     row = op_dense_down::compute(c, t), width = op_dense_down::WIDTH;
-    goto compute_done;
-}
-compute_dense_up: {
-    const op_dense_up::Task t = op_dense_up::task(d);
-    tiles = t.tiles;
     goto compute_done;
 }
 compute_done:;
@@ -856,6 +858,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_ROUTE_SCORE
 #undef NMK_SEEN_PROMPT
 #undef NMK_SEGMENTS_CLAIMED
+#undef NMK_SEQUENTIAL
 #undef NMK_SHARED
 #undef NMK_SHARED_REST_BYTES
 #undef NMK_SLIDING_LAYERS

@@ -50,11 +50,12 @@ static const struct {
     int32_t part_slots;
     int32_t qk_norm;
     float eps;
+    int32_t sequential;
     int32_t claim_attention;
     int32_t attention_ticket;
 } attention_params = {
     .heads = 8, .kv_heads = 1, .head_dim = 128, .window = 128, .full_layers = 2, .sliding_layers = 3,
-    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f, .claim_attention = 0, .attention_ticket = 5
+    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f, .sequential = 0, .claim_attention = 0, .attention_ticket = 5
 };
 struct attention_task {
     int32_t sliding;
@@ -146,8 +147,9 @@ static int op_cut(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 static const struct {
     int32_t dense_ff;
     int32_t hidden;
+    int32_t hands;
 } dense_down_params = {
-    .dense_ff = 512, .hidden = 256
+    .dense_ff = 512, .hidden = 256, .hands = 1
 };
 struct dense_down_task {
     int32_t tile;
@@ -247,8 +249,9 @@ static const struct {
     int32_t expert_ff;
     int32_t hidden;
     int32_t h_units;
+    int32_t hands;
 } expert_down_params = {
-    .experts = 16, .experts_per_token = 4, .expert_ff = 96, .hidden = 256, .h_units = 192
+    .experts = 16, .experts_per_token = 4, .expert_ff = 96, .hidden = 256, .h_units = 192, .hands = 1
 };
 struct expert_down_task {
     int32_t tile;
@@ -353,8 +356,9 @@ static const struct {
     int32_t q_width;
     int32_t hidden;
     int32_t attn_units;
+    int32_t hands;
 } o_proj_params = {
-    .q_width = 1024, .hidden = 256, .attn_units = 256
+    .q_width = 1024, .hidden = 256, .attn_units = 256, .hands = 0
 };
 struct o_proj_task {
     int32_t tile;
@@ -414,8 +418,9 @@ static int op_qkv(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 
 static const struct {
     int32_t hidden;
+    int32_t handed;
 } residual_params = {
-    .hidden = 256
+    .hidden = 256, .handed = 1
 };
 struct residual_task {
     int32_t tile;

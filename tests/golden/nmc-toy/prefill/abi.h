@@ -90,6 +90,7 @@
 #define NMK_QKV_BIAS 0
 #define NMK_ROPE_HALVES 0
 #define NMK_ROUTE_SCORE 0
+#define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_SPANS 64
 #define NMK_VOCAB 4096

@@ -89,6 +89,7 @@ namespace of_chunk {
 #define NMK_QKV_BIAS 0
 #define NMK_ROPE_HALVES 0
 #define NMK_ROUTE_SCORE 0
+#define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_SPANS 64
 #define NMK_VOCAB 4096
@@ -733,6 +734,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_ROUTE_SCORE
 #undef NMK_SEEN_PROMPT
 #undef NMK_SEGMENTS_CLAIMED
+#undef NMK_SEQUENTIAL
 #undef NMK_SHARED
 #undef NMK_SHARED_REST_BYTES
 #undef NMK_SLIDING_LAYERS
