@@ -107,6 +107,32 @@ out:
     free(ga), free(ca);
 }
 
+/* ---- logits that are equal ---- */
+
+/* Of every router the row tiles, 16 experts each, are the first `kinds` again and again; 0: all weights are 0.  Where the
+ * GPU has packed tiles, padded to 256 columns, the CPU machine has rows one after the other. */
+static int repeat_experts(nmk_engine *g, bool packed, int kinds, nmk_err *e) {
+    nmk_machine *m = g->machine;
+    int rc = 0;
+    for (int k = 0; k < nmk_array_count; k++) {
+        const nmk_array *a = &nmk_arrays[k];
+        if (strcmp(a->name, "router")) continue;
+        const size_t tile = (size_t)(packed ? (a->cols + 255) / 256 * 256 : a->cols) * 16 * 2;
+        const size_t tiles = (size_t)(a->rows + 15) / 16;
+        uint8_t *weights = xcalloc(tiles, tile);
+        for (int layer = 0; layer < a->layers && !rc; layer++) {
+            const uint64_t at =
+                g->params.weights + ((uint64_t)a->kib + (uint64_t)layer * (uint64_t)a->layer_kib) * 1024;
+            if (kinds) rc = m->calls->read(m, weights, at, tile * tiles, e);
+            for (size_t i = (size_t)kinds; i < tiles && kinds; i++)
+                memcpy(weights + i * tile, weights + i % (size_t)kinds * tile, tile);
+            if (!rc) rc = m->calls->write(m, at, weights, tile * tiles, e);
+        }
+        free(weights);
+    }
+    return rc;
+}
+
 int main(void) {
     nmk_err e = {0};
     nmk_engine *cpu = NULL, *gpu = open_gpu(NAME, MOST_LEN, 1u << 30);
@@ -135,6 +161,11 @@ int main(void) {
     run_case(gpu, cpu, "eight positions of a prompt, from the start", one, 1, 0, true);
     run_case(gpu, cpu, "eight positions of a prompt, across a page", page, 1, 0, true);
     run_case(gpu, cpu, "eight positions of a prompt, across the window", window, 1, 0, true);
+    for (int kinds = 3; NMK_EXPERTS && kinds >= 0; kinds -= 3) {
+        if (repeat_experts(gpu, true, kinds, &e) || repeat_experts(cpu, false, kinds, &e)) leave(NAME, e.text, false);
+        run_case(gpu, cpu, kinds ? "one row, equal logits" : "one row, all logits equal", page, 1, 0, false);
+        run_case(gpu, cpu, kinds ? "eight rows, equal logits" : "eight rows, all logits equal", ragged, 8, 0, false);
+    }
     nmk_engine_close(gpu), nmk_engine_close(cpu);
     return failures != 0;
 }
