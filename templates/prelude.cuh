@@ -417,8 +417,7 @@ struct Shared {
 #endif
         alignas(16) uint2 prob[2][8][32];
         struct { /* route's, of one live column, between barriers as attention is: as keys, and the largest in order */
-            alignas(16) u32 logit[128], best[40];
-            alignas(16) int best_expert[40];
+            alignas(16) u32 logit[128], best[40], best_expert[40];
         };
         float scan[512]; /* the helper's, in tasks that wait for the lm_head: no attention is left then */
     };

@@ -23,16 +23,17 @@ DEVICE void load(Loader &c, const Task &t)
 {
     typedef PackedX L;
     const int instance = c.desc()[7], b = instance & 1;
-    c.wait_route(instance);
-    const int all = c.s.active[b] * CHUNKS, fixed = dealt(all, t) * NMK_SMS;
+    const u8 *from = c.weights(t.weight_kib);
     u32 *ticket = (u32 *)c.p.tickets + (t.ticket * 2 + (c.p.epoch & 1)) * 32;
     int chunk = t.rank;
+    c.wait_route(instance);
+    const int all = c.s.active[b] * CHUNKS, fixed = dealt(all, t) * NMK_SMS;
 #pragma unroll 1
     for (;;) {
         if (P::claim_up != NMK_CLAIM_STATIC && chunk >= fixed) chunk = fixed + (int)atomicAdd(ticket, 1u);
         if (chunk >= all) break;
         const u64 tile = (u64)c.s.expert[b][chunk / CHUNKS] * CHUNKS + chunk % CHUNKS;
-        c.stream(c.weights(t.weight_kib) + tile * L::tile_bytes, L::stages, L::stage_bytes, chunk);
+        c.stream(from + tile * L::tile_bytes, L::stages, L::stage_bytes, chunk);
         chunk = P::claim_up != NMK_CLAIM_STATIC && chunk >= fixed ? fixed : chunk + NMK_SMS;
     }
     c.push_end();

@@ -101,17 +101,25 @@ DEVICE void load_keys(Consumer &c, const float *logits, u32 (&key)[4])
 }
 
 #ifndef NMK_WIDE
+/* One less where a < b.  By the borrow: what the compiler makes of a comparison has one more instruction, and each
+ * waits for the last. */
+DEVICE void count_less(u32 &count, u32 a, u32 b)
+{
+    asm("{\n.reg .u32 t;\nsub.cc.u32 t, %1, %2;\nsubc.u32 %0, %0, 0;\n}" : "+r"(count) : "r"(a), "r"(b));
+}
+
 /* How many of 32 keys come before the lane's, which is one of them: those that are larger, and of equal ones those of
  * lower lanes. */
 DEVICE int rank_of(const u32 *keys, u32 mine, int lane)
 {
-    int rank = __popc(__match_any_sync(~0u, mine) & ((1u << lane) - 1));
+    u32 count[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const uint4 v = ((const uint4 *)keys)[i];
-        rank += (v.x > mine) + (v.y > mine) + (v.z > mine) + (v.w > mine);
+        count_less(count[0], mine, v.x), count_less(count[1], mine, v.y);
+        count_less(count[2], mine, v.z), count_less(count[3], mine, v.w);
     }
-    return rank;
+    return __popc(__match_any_sync(~0u, mine) & ((1u << lane) - 1)) - (count[0] + count[1] + count[2] + count[3]);
 }
 
 /* One live column: four warps find the eight largest of 32 logits each, and the first the eight largest of those, by
@@ -150,12 +158,13 @@ DEVICE void route_alone(Consumer &c, const float *logits, int b)
     if (c.warp == 0) {
         __syncwarp();
         const int place = min(lane, P::experts_per_token - 1);
-        const int *best = s.best_expert + 32;
+        const u32 *best = s.best_expert + 32;
         const u32 logit = s.best[32 + place];
-        int slot = 0;
+        u32 count = 0;
         expert = best[place];
 #pragma unroll
-        for (int j = 0; j < P::experts_per_token; j++) slot += best[j] < expert;
+        for (int j = 0; j < P::experts_per_token; j++) count_less(count, best[j], expert);
+        const int slot = -count;
         s.expert[b][slot] = expert; /* some lanes the same */
         s.active[b] = P::experts_per_token;
         c.arrive(&s.route_listed[b]);
