@@ -409,7 +409,7 @@ struct Shared {
 #endif
     /* consumers among themselves */
     alignas(16) float sum[8][8];
-    float score_max[2][8][8], score_sum[2][8][8];
+    alignas(16) float score_max[2][8][8], score_sum[2][8][8];
 #ifdef NMK_RACECHECK /* which does not see order that comes by way of other SMs */
     struct {
 #else
@@ -897,6 +897,24 @@ struct Consumer : Context {
     {
         arrive(&s.empty[slot.index], seen);
         slot.advance(p.ring_stages);
+    }
+
+    /* The same of so many slots from there on, each by another lane. */
+    __device__ __forceinline__ void release_some(int count, u32 seen)
+    {
+        if constexpr (EVERY_LANE_ARRIVES) {
+#pragma unroll 1
+            for (int i = 0; i < count; i++) release(seen);
+            return;
+        }
+        __syncwarp();
+        if (lane < count) {
+            int i = slot.index + lane;
+            if (i >= p.ring_stages) i -= p.ring_stages;
+            mbarrier_arrive(shared_address(&s.empty[i]) + (seen & p.zero));
+        }
+        slot.index += count;
+        if (slot.index >= p.ring_stages) slot.index -= p.ring_stages, slot.phase ^= 1;
     }
 
     /* Where the lane's B fragment of this warp's tile i is, if not in registers; nobody else reads it. */

@@ -95,6 +95,26 @@ DEVICE void fetch_q(Consumer &c, const bf16 *qkv, const Segment &g, uint4 (&q)[T
     }
 }
 
+/* q of an SM's first chunk, and its heads' sums of squares: all SMs wait for these few lines at once, so they are read
+ * from L2 once an SM, 16 bytes a thread, and handed on in shared memory.  Not where registers are few; and where words
+ * tell that they are there, eight rows lose by the barrier what one gains (tests/bench/RESULTS.md). */
+constexpr bool SHARED_Q = TILES == 1 && !CLAIMED && FEW && !POSTED;
+constexpr int OF_HEAD = P::head_dim / 8, Q_PIECES = GROUP * OF_HEAD;
+constexpr int PIECES = Q_PIECES + P::qk_norm * GROUP * DIM_TILES / 4;
+static_assert(!SHARED_Q || PIECES <= 32 * WARPS_COMPUTE, "a thread has a piece");
+
+/* Threads without a piece have the last one too. */
+DEVICE int piece_of(const Consumer &c) { return min(c.warp * 32 + c.lane, PIECES - 1); }
+
+DEVICE uint4 fetch_piece(const Consumer &c, const bf16 *qkv, const float *squares, const Segment &g)
+{
+    const int i = piece_of(c);
+    const void *from = qkv + g.column * ROWS + g.kv_head * (GROUP * P::head_dim) + i * 8;
+    if (P::qk_norm && i >= Q_PIECES)
+        from = squares + (g.column * (ROWS / P::head_dim) + g.kv_head * GROUP) * DIM_TILES + (i - Q_PIECES) * 4;
+    return load_l2(from);
+}
+
 /* A quarter of a head's sums of squares, by each of the four lanes that share a column (g). */
 DEVICE float2 fetch_squares(const Consumer &c, const float *squares, int column, int head)
 {
@@ -185,7 +205,9 @@ DEVICE void compute(Consumer &c, const Task &t)
             for (int n = 0; n < TILES; n++) squares_ahead[n] = fetch_q_squares(c, squares, g, n);
         }
     };
-    if (AHEAD && count) fetch(s.segment[kind][0]);
+    uint4 piece = make_uint4(0, 0, 0, 0);
+    if (SHARED_Q && count) piece = fetch_piece(c, qkv, squares, s.segment[kind][0]);
+    else if (AHEAD && count) fetch(s.segment[kind][0]);
 #pragma unroll 1
     for (int i = 0; CLAIMED || i < count; i++) {
         asm volatile("" : "+r"(c.lane)); /* no lane-dependent address is worth a register from chunk to chunk */
@@ -254,6 +276,22 @@ DEVICE void compute(Consumer &c, const Task &t)
                 }
                 if (!c.lacks(word, looks)) break;
                 fetch(seg);
+            }
+        }
+        if (SHARED_Q && i == 0) { /* by way of the exchange buffers that the first pair does not use */
+            const int idle = (c.pair & 1) ^ 1, at = piece_of(c), head = at / OF_HEAD, k = at % OF_HEAD;
+            uint4 *shared_q = (uint4 *)s.prob[idle];
+            float *shared_squares = &s.score_sum[idle][0][0];
+            uint4 *to = shared_q + k / 4 * 32 + head * 4 + k % 4;
+            if (P::qk_norm && at >= Q_PIECES) to = (uint4 *)shared_squares + (at - Q_PIECES);
+            *to = piece;
+            barrier_compute();
+            const int mine = min(g, GROUP - 1);
+#pragma unroll
+            for (int n = 0; n < FRAGMENTS; n++) ahead[0][n] = shared_q[n * 32 + mine * 4 + c.t()];
+            if constexpr (P::qk_norm) {
+                if constexpr (DIM_TILES == 8) squares_ahead[0] = ((const float2 *)shared_squares)[mine * 4 + c.t()];
+                else squares_ahead[0] = make_float2(shared_squares[mine * 4 + c.t()], 0.f);
             }
         }
         uint4 q[TILES][FRAGMENTS];
@@ -338,6 +376,16 @@ DEVICE void compute(Consumer &c, const Task &t)
                 mma(o[n], v, transpose_8x8(bf16_pair(p0, p1)), 0);
             }
         }
+        /* at: the slot of the page that this warp has looked at */
+        auto release_pair = [&](Slot at, bool two, u32 seen) {
+            if constexpr (!SHARED_Q) {
+                c.release(seen);
+                if (two) c.wait_full(c.slot), c.release(seen);
+            } else {
+                if (two && w < 4) at.advance(c.p.ring_stages), c.wait_full(at);
+                c.release_some(two ? 2 : 1, seen);
+            }
+        };
 #pragma unroll 1
         for (int k = 0; k < seg.pages; k += 2) {
             const bool two = k + 1 < seg.pages, mine = w < 4 || two; /* warps 0-3: first page, 4-7: second */
@@ -368,8 +416,7 @@ DEVICE void compute(Consumer &c, const Task &t)
                 }
             }
             if constexpr (!WHOLE) {
-                c.release(seen);
-                if (two) c.wait_full(c.slot), c.release(seen);
+                release_pair(at, two, seen);
             }
             if constexpr (TILES == 2) barrier_compute(); /* the exchange of the pair before is over */
             if (mine) {
@@ -435,8 +482,7 @@ DEVICE void compute(Consumer &c, const Task &t)
                 }
                 add(v, 0, w < 4);
                 if (two) add(v, 4, w >= 4);
-                c.release(seen);
-                if (two) c.wait_full(c.slot), c.release(seen);
+                release_pair(at, two, seen);
             } else {
 #pragma unroll 1
                 for (int h = 0; h < (two ? 8 : 4); h += 4) {
