@@ -88,7 +88,7 @@ DEVICE void norms(ChunkConsumer &c, float (&scale)[PART / 2], const Part &v)
 }
 
 /* RoPE read at once, as the registers allow that are left in the kernel as a whole. */
-constexpr int TURNS = P::qk_norm && NMK_EXPERTS ? 2 : 4;
+constexpr int TURNS = P::qk_norm && NMK_EXPERTS && P::head_dim > 64 ? 2 : 4;
 
 /* The tile's rows are pairs on MMA rows g and g + 8, which turn together. */
 DEVICE void store(ChunkConsumer &c, const Task &t, const Unit &u, int first, Part &v, About about)
