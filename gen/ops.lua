@@ -559,7 +559,6 @@ local function run_table(chunk, name)
 end
 
 --- The table's text compiled in an empty environment; newlines in front keep the file's own line numbers.
-
 function File:read_table()
   local open_from, open_to = self.text:find("/*@op", 1, true)
   if not open_from then

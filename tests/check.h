@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "util.h"
 
@@ -18,6 +19,12 @@ __attribute__((unused)) static int time_limit(int time) {
     const char *slow = getenv("NMK_SLOW");
     return slow && atoi(slow) > 1 ? time * atoi(slow) : time;
 }
+
+/* The same of milliseconds, as the clock has it. */
+__attribute__((unused)) static uint64_t time_limit_ns(int ms) { return (uint64_t)time_limit(ms) * 1000000; }
+
+/* Where nothing can be waited for: long enough for what is to have happened by then. */
+__attribute__((unused)) static void pause_ms(int ms) { usleep((useconds_t)time_limit(ms) * 1000); }
 
 /* `why` is for the case that it is not good, and what it shows is read after the condition was: often that waits for
  * what changes it. */

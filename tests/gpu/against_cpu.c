@@ -6,6 +6,10 @@
 #include "gpu/helper.h"
 #include "gpu/helper_pages.h"
 
+#include "../templates/random.h"
+
+#include "../templates/packed.h" /* needs random.h */
+
 #define NAME "GPU against the CPU machine (" NMK_MODEL ")"
 
 enum { MOST_LEN = NMK_MAX_CONTEXT < 8192 ? NMK_MAX_CONTEXT : 8192, STEPS = 3 };
@@ -117,7 +121,7 @@ static int repeat_experts(nmk_engine *g, bool packed, int kinds, nmk_err *e) {
     for (int k = 0; k < nmk_array_count; k++) {
         const nmk_array *a = &nmk_arrays[k];
         if (strcmp(a->name, "router")) continue;
-        const size_t tile = (size_t)(packed ? (a->cols + 255) / 256 * 256 : a->cols) * 16 * 2;
+        const size_t tile = (size_t)(packed ? nmk_packed_cols(a->cols) : a->cols) * 16 * 2;
         const size_t tiles = (size_t)(a->rows + 15) / 16;
         uint8_t *weights = xcalloc(tiles, tile);
         for (int layer = 0; layer < a->layers && !rc; layer++) {

@@ -105,7 +105,7 @@ static said chat(int port, const char *const *flags, manner how) {
     nmk_buf_puts(&s.out, ""), nmk_buf_puts(&s.err, "");
     uint64_t start = nmk_now_ns();
     bool ended = false;
-    while (nmk_now_ns() - start < (uint64_t)time_limit(20000) * 1000000) {
+    while (nmk_now_ns() - start < time_limit_ns(20000)) {
         struct pollfd fds[2] = {{.fd = out[0], .events = POLLIN}, {.fd = err[0], .events = POLLIN}};
         poll(fds, 2, 20);
         if (fds[0].revents) collect(out[0], &s.out);

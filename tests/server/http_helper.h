@@ -143,7 +143,7 @@ __attribute__((unused)) static int get_some(int fd, nmk_buf *b, int ms) {
 
 /* Reads until the text is there; false: the end or time_limit(ms) came first. */
 __attribute__((unused)) static bool get_until(int fd, nmk_buf *b, const char *text, int ms) {
-    uint64_t end = nmk_now_ns() + (uint64_t)time_limit(ms) * 1000000;
+    uint64_t end = nmk_now_ns() + time_limit_ns(ms);
     while (!b->data || !strstr(b->data, text)) {
         uint64_t now = nmk_now_ns();
         if (now >= end || get_some(fd, b, (int)((end - now) / 1000000) + 1) < 0) return false;
@@ -153,7 +153,7 @@ __attribute__((unused)) static bool get_until(int fd, nmk_buf *b, const char *te
 
 /* Reads to the end of the connection; false: it did not come within time_limit(ms). */
 __attribute__((unused)) static bool get_all(int fd, nmk_buf *b, int ms) {
-    uint64_t end = nmk_now_ns() + (uint64_t)time_limit(ms) * 1000000;
+    uint64_t end = nmk_now_ns() + time_limit_ns(ms);
     for (uint64_t now; (now = nmk_now_ns()) < end;)
         if (get_some(fd, b, (int)((end - now) / 1000000) + 1) < 0) return true;
     return false;

@@ -82,7 +82,7 @@ static void many_streams(void) {
         puts_to(fds[i], request);
         leaves[i] = i % 5 == 4;
     }
-    uint64_t end = nmk_now_ns() + (uint64_t)time_limit(60000) * 1000000;
+    uint64_t end = nmk_now_ns() + time_limit_ns(60000);
     int finished = 0, wrong = 0;
     while (finished < CLIENTS && nmk_now_ns() < end) {
         struct pollfd p[CLIENTS];

@@ -469,7 +469,7 @@ static void back_pressure(void) {
     usleep(100000);
     check(a->waits >= 1 && stalled < 1000 && a->flooded == stalled, "a client that does not read stops the producer",
           "%d events, %d waits", stalled, a->waits);
-    uint64_t end = nmk_now_ns() + (uint64_t)time_limit(20000) * 1000000;
+    uint64_t end = nmk_now_ns() + time_limit_ns(20000);
     while (nmk_now_ns() < end && get_some(fd, &b, time_limit(1000)) > 0)
         if (b.length > 8 && !memcmp(b.data + b.length - 7, "\r\n0\r\n\r\n", 7)) break;
     bool good = count_of(&b, "3e8") == 0 && count_of(&b, "data: ") == 20000;
@@ -548,7 +548,7 @@ static void threads(void) {
     uint64_t start = nmk_now_ns();
     nmk_http_wake(a->http);
     bool good = app_wait(&a->woken, woken + 1, 1000);
-    check(good && nmk_now_ns() - start < (uint64_t)time_limit(50) * 1000000, "a wake is quick", "-");
+    check(good && nmk_now_ns() - start < time_limit_ns(50), "a wake is quick", "-");
     nmk_http *h = a->http;
     nmk_http_drain(h, 1000);
     pthread_join(a->thread, NULL);
@@ -590,7 +590,7 @@ static void draining(void) {
           c.data ? shown(c.data) : "");
     close(stream), close(idle);
     uint64_t start = nmk_now_ns();
-    check(app_stop(a, time_limit(5000)) == 0 && nmk_now_ns() - start < (uint64_t)time_limit(1000) * 1000000,
+    check(app_stop(a, time_limit(5000)) == 0 && nmk_now_ns() - start < time_limit_ns(1000),
           "then it is over, nothing was cut", "-");
 
     a = app_start(NULL, NULL);

@@ -556,7 +556,7 @@ static void dump_waiting(void) {
 }
 
 static bool hangs(void) {
-    if (!l.busy || nmk_now_ns() - l.progress_ns < (uint64_t)time_limit(HANG_MS) * 1000000) return false;
+    if (!l.busy || nmk_now_ns() - l.progress_ns < time_limit_ns(HANG_MS)) return false;
     dump_waiting();
     return true;
 }

@@ -544,7 +544,7 @@ static void test_keys(nmk_api_options o) {
         fd[i] = request_open(nmk_http_port(h), "POST", TEXT, fields[i == 4], "{\"prompt\":\"x\"}");
         if (!i) wait_submits(id);
     }
-    usleep((useconds_t)time_limit(100) * 1000); /* all have been read */
+    pause_ms(100); /* all have been read */
     int turn = -1;
     for (int i = 0; i < 5; i++, id++) {
         wait_submits(id);
@@ -562,7 +562,7 @@ static void test_keys(nmk_api_options o) {
         fd[i] = request_open(nmk_http_port(h), "POST", TEXT, fields[0], "{\"prompt\":\"x\"}");
         if (!i) wait_submits(id);
     }
-    usleep((useconds_t)time_limit(100) * 1000);
+    pause_ms(100);
     lost = true;
     end(id, NMK_BATCH_FAILED, "the engine is lost");
     for (int i = 0; i < 2; i++) {

@@ -107,7 +107,7 @@ static int open_files(const server *s) {
 /* Of a server that is left alone: connections are gone. */
 static int quiet_files(const server *s) {
     int n = open_files(s), last = -1;
-    for (int i = 0; i < 50 && n != last; i++) last = n, usleep((useconds_t)time_limit(50) * 1000), n = open_files(s);
+    for (int i = 0; i < 50 && n != last; i++) last = n, pause_ms(50), n = open_files(s);
     return n;
 }
 
@@ -168,7 +168,7 @@ static void test_restart(void) {
     close(fd);
     check(!strcmp(comm, "nmk-serve\n"), "it has its name", "%s", comm);
     int files_then = quiet_files(&s);
-    kill(s.pid, SIGUSR2), usleep((useconds_t)time_limit(50) * 1000);
+    kill(s.pid, SIGUSR2), pause_ms(50);
     check_fails(&s, "it is lost again");
     check(log_becomes(&s, " warning starting again restarts=1\n", 2), "steps between two losses", "it counts on");
     check_answer(&s, text, "and serves again");
@@ -190,7 +190,7 @@ static void test_signal(void) {
     server s = server_run(arguments, 20);
     int half = dial(s.port);
     puts_to(half, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nab");
-    kill(s.pid, SIGUSR2), usleep((useconds_t)time_limit(50) * 1000);
+    kill(s.pid, SIGUSR2), pause_ms(50);
     check_fails(&s, "lost while a request is half read");
     bool lost = log_becomes(&s, " error engine lost reason=", 1);
     uint64_t start_ns = nmk_now_ns();
@@ -217,7 +217,7 @@ static void test_guard(void) {
 
     setenv("FAKE_GONE", "1", 1);
     s = server_run(arguments, 20);
-    kill(s.pid, SIGUSR2), usleep((useconds_t)time_limit(50) * 1000);
+    kill(s.pid, SIGUSR2), pause_ms(50);
     check_fails(&s, "a GPU that is lost");
     rc = server_end(&s, 0, 20000);
     server_log(&s, &log);

@@ -570,7 +570,7 @@ static void test_drain(void) {
                      "{\"stream\":true,\"temperature\":0,\"ignore_eos\":true,\"max_tokens\":100,\"prompt\":\"def\"}");
     get_until(fd, &text, "data: ", 5000);
     kill(s.pid, SIGTERM);
-    usleep((useconds_t)time_limit(100) * 1000);
+    pause_ms(100);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)s.port)};
     int late = socket(AF_INET, SOCK_STREAM, 0);
     a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -588,11 +588,10 @@ static void test_drain(void) {
     text.length = 0;
     get_until(fd, &text, "data: ", 5000);
     kill(s.pid, SIGINT);
-    usleep((useconds_t)time_limit(50) * 1000);
+    pause_ms(50);
     uint64_t start = nmk_now_ns();
     rc = server_end(&s, SIGINT, 5000);
-    check(rc == 0 && nmk_now_ns() - start < (uint64_t)time_limit(2000) * 1000000, "a second signal ends it at once",
-          "%d", rc);
+    check(rc == 0 && nmk_now_ns() - start < time_limit_ns(2000), "a second signal ends it at once", "%d", rc);
     close(fd);
     nmk_buf_free(&text);
 }

@@ -139,8 +139,7 @@ static void deadline(void) {
     int rc = nmk_template_render(t, &in, &out, &e);
     char said[64];
     snprintf(said, sizeof said, ": takes longer than %d ms", brief_ms);
-    check(rc && strstr(e.text, said) && nmk_now_ns() - start < (uint64_t)time_limit(2000) * 1000000, "a deadline", "%s",
-          e.text);
+    check(rc && strstr(e.text, said) && nmk_now_ns() - start < time_limit_ns(2000), "a deadline", "%s", e.text);
     nmk_template_free(t);
     json_object_put(list);
     nmk_buf_free(&out);
@@ -305,7 +304,7 @@ static void files(void) {
 }
 
 int main(void) {
-    small.time_ns = (uint64_t)time_limit(30) * 1000000000;
+    small.time_ns = time_limit_ns(30000);
     limits();
     deadline();
     depth();
