@@ -39,7 +39,18 @@ DEVICE void tell_logprobs(Helper &c, const Task &t, int id)
     to->id[c.lane] = __ldcg((const int *)value + all + tops.id), to->logprob[c.lane] = tops.value - norm;
 }
 
-DEVICE void help(Helper &c, const Task &t)
+/* What earlier launches left, on its way before the candidates are there. */
+struct Before {
+    int stops, stop_id, remaining;
+};
+DEVICE Before before(Helper &c, const Task &t)
+{
+    const nmk_control *control = (const nmk_control *)c.p.control;
+    return {__ldcg(&control->stop_count), __ldcg(&control->stop_ids[c.lane % NMK_STOP_IDS]),
+            __ldcg(&control->column[t.column].remaining)};
+}
+
+DEVICE void help(Helper &c, const Task &t, const Before &b)
 {
     const int n = t.column, flags = c.live(n) ? c.s.flags[n] : 0;
     const bool filtered = flags & NMK_COLUMN_FILTERS;
@@ -51,31 +62,28 @@ DEVICE void help(Helper &c, const Task &t)
     const int *which = (const int *)(value + rows * width);
     float best = -INFINITY;
     int id = 0x7fffffff;
+    const u32 lost = load_relaxed((const u32 *)c.p.abort); /* who gave up did so before it offered its candidate */
 #pragma unroll
     for (int r = 0; r < NMK_SMS * WARPS_STORE; r += 32) { /* again the last one does no harm */
         const int at = min(turn + (r + c.lane) * every, (rows - 1 - turn) / every * every + turn) * width;
         keep_better(best, id, __ldcg(value + at), __ldcg(which + at));
     }
     warp_best(best, id, 1);
-    nmk_control *control = (nmk_control *)c.p.control;
-    nmk_column *column = &control->column[n];
+    nmk_column *column = &((nmk_control *)c.p.control)->column[n];
     const bool sampled = flags & NMK_COLUMN_SAMPLES, none = (u32)id >= (u32)P::vocab; /* none: every logit was NaN */
     if (flags & NMK_COLUMN_LOGPROBS && !none) tell_logprobs(c, t, id);
 #ifdef NMK_MIXED /* the host takes the token as it comes, and what belongs to it, while the launch goes on */
     if (flags & NMK_COLUMN_LOGPROBS) __threadfence_system();
     __syncwarp();
 #endif
-    bool stop = false;
-    const int stops = __ldcg(&control->stop_count);
-    if (c.lane < stops) stop = __ldcg(&control->stop_ids[c.lane]) == id;
-    stop = __any_sync(~0u, stop);
+    const bool stop = __any_sync(~0u, c.lane < b.stops && b.stop_id == id);
     if (c.lane != 0) return;
     /* below -1: nothing of this step counts, somebody gave up a wait */
-    *out = load_relaxed((const u32 *)c.p.abort) ? -2 : sampled && !none ? id : -1;
+    *out = lost ? -2 : sampled && !none ? id : -1;
     if (sampled && none) column->pos = -1;
     if (!sampled || none) return;
     if (flags & NMK_COLUMN_ADJUSTS) ((nmk_adjust *)c.p.adjust)[(u64)c.s.table_row[n] * P::vocab + id].seen++;
-    const int remaining = __ldcg(&column->remaining) - 1, pos = c.s.pos[n] + 1;
+    const int remaining = b.remaining - 1, pos = c.s.pos[n] + 1;
     column->token = id;
     column->remaining = remaining;
     column->base = pos;

@@ -648,8 +648,9 @@ help_draw: {
 }
 help_sample: {
     const op_sample::Task t = op_sample::task(d);
+    const op_sample::Before b = op_sample::before(c, t);
     c.wait_task(d);
-    op_sample::help(c, t);
+    op_sample::help(c, t, b);
     continue;
 }
 help_done:;
