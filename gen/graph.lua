@@ -19,6 +19,7 @@
 --   g.params   [op] = { name = value }
 --   g.points   [point] = { { op = registry entry, params } ... }: what is inserted there, in order
 --   g.values   what a spec's `insert:` may name, see insert.lua
+--   g.kept     whether SMs keep the residual in registers: there is no buffer for it then
 --   g.arrays   packed weight arrays, g.array[name] likewise; g.tensors: where each checkpoint tensor goes
 local insert = require("insert")
 local ops = require("ops")
@@ -31,13 +32,17 @@ local function fields_copy(fields)
   return copy
 end
 
+-- The formal buffers of the residual, as its owner has it and as all read it: { name, additions to what goes in }.
+local RESIDUAL = { x = { "x", 0 }, y = { "x", 1 }, xb = { "xb", 0 }, yb = { "xb", 1 } }
+
 -- The actual buffer of a formal one, and the family's buffer that it is like. The residual goes from x to y, the x of
 -- the next addition (slot: the number of additions before the node); all others keep their name, and without reuse each
 -- layer has its own.
 local function actual_name(formal, layer, slot, reuse)
-  if formal == "x" or formal == "y" then
-    local n = slot + (formal == "y" and 1 or 0)
-    return reuse and "x" .. n % 2 or "x" .. n, "x" .. n % 2
+  local residual = RESIDUAL[formal]
+  if residual then
+    local name, n = residual[1], slot + residual[2]
+    return name .. (reuse and n % 2 or n), name .. n % 2
   end
   if reuse or layer < 0 then return formal, formal end
   return ("%s_%d"):format(formal, layer), formal
@@ -143,16 +148,32 @@ local function with_passes(waves, registry, sms)
   return list
 end
 
+-- Whether an SM keeps its rows of the residual in registers, from the embedding to the last addition: where it has one
+-- tile of them, and nothing is inserted at them.
+local function keeps_residual(model)
+  local function changes(list)
+    for _, ins in ipairs(list or {}) do
+      if ins.value == "x" then return true end
+    end
+    return false
+  end
+  local family = model.family_module
+  local rows = family.values(model).hidden
+  return rows ~= nil and rows <= model.target.sms * 16 and not changes(model.insert)
+    and not changes(family.insert and family.insert(model))
+end
+
 --- Requires: a checked model and the registry of ops. Leaves: the graph; mistakes in diag.
 function M.build(model, registry, diag)
   local family, shape, schedule = model.family_module, model.shape, model.schedule
   local validated = schedule.exchange == "validated"
   local reuse = schedule.reuse_buffers and not validated
-  ops.settle(registry, schedule.claim, schedule.exchange, family.values(model).sequential == 1)
+  local kept = keeps_residual(model)
+  ops.settle(registry, schedule.claim, schedule.exchange, family.values(model).sequential == 1, kept)
   local layers = shape.layers
   local g = {
     model = model, registry = registry, nodes = {}, buffers = {}, buffer = {}, params = {},
-    sms = model.target.sms, columns = schedule.columns,
+    sms = model.target.sms, columns = schedule.columns, kept = kept,
   }
   local bases, named = {}, {}
   for _, buffer in ipairs(family.buffers(model)) do

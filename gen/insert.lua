@@ -8,6 +8,9 @@
 -- form, which all later readers of the layer then read; without `out` it changes `in` itself. At a point its apply() is
 -- called by the op that has the point. Either way insertions at one value take effect in the order in which they are
 -- written. Here only nodes are added and bound: schedule, sync and check treat them as any others.
+--
+-- The residual is there twice, for its owner and, in bf16, for all who read it. It is one value, called x: behind the
+-- first op inserted at it another one makes the bf16 copy anew, and all readers of either read what is new.
 local diags = require("diag")
 local ops = require("ops")
 local writer = require("emit.writer")
@@ -18,6 +21,12 @@ local TILE = 16                 -- elements of a column's row that a tile has
 -- What a way of dealing tiles fills in, and what an insertion knows of its value.
 local DEALT = { tile = true, tiles = true, first = true, step = true, ["end"] = true, column = true, rank = true }
 local OF_VALUE = { "width", "extent", "tile_units", "is_bf16" }
+
+-- [value] = its copy's formal name, the op that makes that, and the type of the value itself.
+local COPIED = { x = { name = "xb", by = "round_x", type = "f32" } }
+local VALUE_OF = { xb = "x" }
+-- Formals that are not values: what an addition leaves is the next one's x.
+local HIDDEN = { y = true, xb = true, yb = true, [ops.IN] = true, [ops.OUT] = true }
 
 local Insert = {}
 Insert.__index = Insert
@@ -153,9 +162,10 @@ local function selects(ins, layer)
 end
 
 -- Where the value is written and read among the waves: the index behind its last writer (or before its first reader),
--- the readers behind that, its type. nil where nobody reads it.
+-- the readers behind that, its type; copied: the wave that makes its copy anew is there. nil where nobody reads it.
 local function locate(waves, value, registry)
-  local at, readers, kind, residual = nil, {}, nil, nil
+  local copy = COPIED[value]
+  local at, readers, kind, residual, copied = nil, {}, copy and copy.type, nil, false
   for i, wave in ipairs(waves) do
     local node = wave.node
     local spec = registry.by_name[node.op]
@@ -164,6 +174,8 @@ local function locate(waves, value, registry)
       at, readers = i, {}
     elseif spec and (value ~= "x" or residual == nil or residual == (node.residual or 0)) then
       local written, read = region_named(spec.writes, value), region_named(spec.reads, value)
+      read = read or copy and region_named(spec.reads, copy.name)
+      copied = copied or copy ~= nil and node.op == copy.by
       if written then at, readers = i, {} end
       if read and not written then
         at = at or i - 1
@@ -175,7 +187,9 @@ local function locate(waves, value, registry)
       end
     end
   end
-  if at and #readers > 0 then return { at = at, readers = readers, type = kind, residual = residual } end
+  if at and #readers > 0 then
+    return { at = at, readers = readers, type = kind, residual = residual, copied = copied }
+  end
 end
 
 -- What the op must know of the value, or nil after a message.
@@ -241,8 +255,17 @@ function Insert:place(ins, waves, place, state)
     units = op.tile == "cyclic" and shape.extent or nil,
     alias = { [ops.IN] = { value = value, suffix = from }, [ops.OUT] = { value = value, suffix = to } },
   }
-  for _, wave in ipairs(place.readers) do wave.node = with_alias(wave.node, value, value, to) end
+  local copy = COPIED[value]
+  for _, wave in ipairs(place.readers) do
+    wave.node = with_alias(wave.node, value, value, to)
+    if copy then wave.node = with_alias(wave.node, copy.name, copy.name, to) end
+  end
   table.insert(waves, place.at + 1, { node = node })
+  if copy and not place.copied then
+    local alias = { [value] = { value = value, suffix = to }, [copy.name] = { value = copy.name, suffix = to } }
+    table.insert(waves, place.at + 2, { node = { op = copy.by, residual = place.residual, inserted = true,
+      tiles = self.bases[copy.name .. 0].width // TILE, alias = alias } })
+  end
 end
 
 --- The waves of one layer (-1: those before, or those after the layers) with what is inserted there. A wave is
@@ -257,7 +280,7 @@ function Insert:section(waves, layer)
     end
   end
   for _, ins in ipairs(self.list) do
-    if ins.good and not ins.host and selects(ins, layer) then
+    if ins.good and not ins.host and not HIDDEN[ins.value] and selects(ins, layer) then
       local place = locate(waves, ins.value, self.registry)
       if place then
         self:place(ins, waves, place, state)
@@ -276,14 +299,17 @@ local function values_of(registry, seen, bases)
   local list, by_name = {}, {}
   for _, op in ipairs(registry.list) do
     for _, way in ipairs(seen[op.name] and { "writes", "reads" } or {}) do
-      for _, r in ipairs(op[way]) do
-        if r.global and r.name ~= ops.IN and r.name ~= ops.OUT and r.name ~= "y" then
-          if not by_name[r.name] then
-            local buffer = bases[r.name] or r.name == "x" and bases.x0
-            by_name[r.name] = { name = r.name, type = r.type, writes = {}, reads = {}, width = buffer and buffer.width }
-            list[#list + 1] = by_name[r.name]
+      for _, r in ipairs(op.all[way]) do
+        local name = VALUE_OF[r.name] or r.name
+        if r.global and not HIDDEN[name] then
+          if not by_name[name] then
+            local buffer = bases[name] or name == "x" and bases.x0
+            local kind = COPIED[name] and COPIED[name].type or r.type
+            by_name[name] = { name = name, type = kind, writes = {}, reads = {}, width = buffer and buffer.width }
+            list[#list + 1] = by_name[name]
           end
-          table.insert(by_name[r.name][way], op.name)
+          local users = by_name[name][way]
+          if users[#users] ~= op.name then users[#users + 1] = op.name end
         end
       end
     end

@@ -17,6 +17,8 @@
 --                            are read so that it is seen whether they are. posted: the schedule has it so
 --                            returns: of data on the SM: the role tells when it is done with the copy; the writer
 --                            `awaits` that before it fills the copy again. returned, waited: the schedule has it so
+--                            unkept: only there where SMs do not keep the residual in registers (graph.lua); op.all has
+--                            the regions of both
 --   op.roles[role]           true where the role has work; op.supplied[role] the pipeline that does it
 --   op.sections[role]        the device code; op.variants[role][target] is the code that takes its place on one target,
 --                            "" being the section itself
@@ -288,7 +290,7 @@ end
 local REGION = {
   [1] = "string", [2] = "string", role = "string", scope = "string", launch = "string", claim = "boolean",
   adds = "boolean", wide = "table", posts = "boolean", awaits = "boolean", returns = "boolean",
-  lo = "string", hi = "string", step = "string",
+  unkept = "boolean", lo = "string", hi = "string", step = "string",
 }
 
 function File:read_region(what, entry, known, op)
@@ -310,8 +312,8 @@ function File:read_region(what, entry, known, op)
   local in_step = not entry.scope and not entry.launch
   local dealt = not entry.claim or op.claim == "schedule"
   self:check_keys(what, entry, REGION, in_step and dealt and { "role", "lo", "hi" } or { "role" })
-  for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "posts", "awaits", "returns", "lo", "hi",
-    "step" }) do
+  for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "posts", "awaits", "returns", "unkept",
+    "lo", "hi", "step" }) do
     region[key] = entry[key]
   end
   region.may_claim = region.claim
@@ -620,16 +622,26 @@ function File:derive_roles(op, device)
   end
 end
 
-function File:derive_fields(op, taken)
+-- The words of a descriptor, by the op's task fields and regions.
+local function number_fields(op)
   op.fields, op.word, op.buffers = {}, {}, {}
   local function add(name, kind, buffer)
     local word = M.FIRST_WORD + #op.fields
     op.fields[#op.fields + 1] = { name = name, type = kind, word = word, buffer = buffer }
     op.word[name] = word
   end
-  for _, field in ipairs(op.task) do
-    add(field.name, field.type)
+  for _, field in ipairs(op.task) do add(field.name, field.type) end
+  for _, regions in ipairs({ op.reads, op.writes }) do
+    for _, region in ipairs(regions) do
+      if region.global and not op.word[region.name] then
+        add(region.name, "i32", region.name)
+        op.buffers[#op.buffers + 1] = region.name
+      end
+    end
   end
+end
+
+function File:derive_fields(op, taken)
   for _, regions in ipairs({ op.reads, op.writes }) do
     for _, region in ipairs(regions) do
       local name = region.name
@@ -637,11 +649,10 @@ function File:derive_fields(op, taken)
         self:error(region.pos, "buffer '%s': the name is already used by %s", name, taken[name])
       elseif region.global and not taken[name] then
         taken[name] = "buffer"
-        add(name, "i32", name)
-        op.buffers[#op.buffers + 1] = name
       end
     end
   end
+  number_fields(op)
   local room = M.WORDS - M.FIRST_WORD
   if #op.fields > room then
     self:error(self:key("task"), "%d descriptor fields (task fields and buffers), but there is room for %d", #op.fields,
@@ -766,6 +777,7 @@ function File:read()
   op.cost = raw.cost or "0"
   op.eval_cost = self:read_expression("cost", op.cost, known)
   self:derive_fields(op, taken)
+  op.all = { reads = op.reads, writes = op.writes }
   self:derive_sync(op)
   return op
 end
@@ -778,9 +790,16 @@ function M.parse(name, text, diag, read_file, wide)
 end
 
 --- Decides what op tables leave to the schedule. claim, exchange: the schedule's; sequential: whether the layers are a
---- chain.
-function M.settle(registry, claim, exchange, sequential)
+--- chain; kept: whether SMs keep the residual in registers.
+function M.settle(registry, claim, exchange, sequential, kept)
   for _, op in ipairs(registry.list) do
+    for _, way in ipairs({ "reads", "writes" }) do
+      op[way] = {}
+      for _, region in ipairs(op.all[way]) do
+        if not (kept and region.unkept) then table.insert(op[way], region) end
+      end
+    end
+    number_fields(op)
     local writes, posted, others = 0, 0, 0
     for _, way in ipairs({ op.reads, op.writes }) do
       for _, region in ipairs(way) do

@@ -847,7 +847,9 @@ struct Consumer : Context {
     int warp;
     u32 job, pair;               /* pair: parity of the attention exchange buffers */
     uint4 x[X_REGISTERS ? PackedX::granules : 1]; /* normalised x, column g, this warp's k: B fragments */
-    float acc[COLUMN_TILES][4];  /* rows g and g+8 of the SM's own row tile, columns 2t and 2t+1 of each tile */
+    /* rows g and g+8 of the SM's own row tile, columns 2t and 2t+1 of each tile.  With NMK_X_KEPT what the eight warps
+     * have adds up to the residual, which is nowhere else in full precision. */
+    float acc[COLUMN_TILES][4];
 
     __device__ __forceinline__ int g() const { return lane >> 2; }
     __device__ __forceinline__ int t() const { return lane & 3; }
@@ -940,14 +942,16 @@ struct Consumer : Context {
         for (int q = 0; q < (int)(sizeof x / sizeof *x); q++) x[q] = make_uint4(0, 0, 0, 0);
     }
 
-    /* Hands on what the SM has summed up for its own row tile, and begins anew. */
+    /* Hands on what the SM has summed up for its own row tile, and begins anew; where it keeps the residual it goes on
+     * from there. */
     __device__ __forceinline__ void hand_sum()
     {
 #pragma unroll
         for (int n = 0; n < COLUMN_TILES; n++) {
             if (live_tile(n)) hand(acc[n]);
 #pragma unroll
-            for (int k = 0; k < 4; k++) acc[n][k] = 0;
+            for (int k = 0; k < 4; k++)
+                if (!NMK_X_KEPT) acc[n][k] = 0;
         }
     }
 };
@@ -1384,6 +1388,58 @@ struct Storer : Context {
         }
         v[0] = sum.x, v[1] = sum.y, v[2] = sum.z, v[3] = sum.w;
         free_job(seen);
+    }
+};
+
+/* Where a job's two rows of a lane go in f32: to[0] and to[8] of the lane's two columns. */
+template <int WIDTH> DEVICE void clear_rows(const Storer &c, const Tile &at, float *to)
+{
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        float *row = to + (c.column(at) + j) * WIDTH;
+        if (POSTED && c.stored(c.column(at) + j)) c.clear(row), c.clear(row + 8);
+    }
+}
+
+template <int WIDTH> DEVICE void post_rows(const Storer &c, const Tile &at, float *to, const float (&v)[4])
+{
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        float *row = to + (c.column(at) + j) * WIDTH;
+        if (c.live(c.column(at) + j)) c.post(row, v[j]), c.post(row + 8, v[2 + j]);
+    }
+}
+
+template <int WIDTH> DEVICE void load_rows(const Storer &c, const Tile &at, const float *from, float (&v)[4])
+{
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const float *row = from + (c.column(at) + j) * WIDTH;
+        if (c.live(c.column(at) + j)) v[j] = load_float(row), v[2 + j] = load_float(row + 8);
+    }
+}
+
+/* Where a job of 16 rows goes in bf16, to rows of WIDTH for each column: as words of two rows, a lane's and the next
+ * row's lane's.  One of the two has them of column 2t, the other of 2t + 1. */
+template <int WIDTH> struct PairedRows {
+    u32 *to;
+    int column;
+    bool odd;
+    __device__ __forceinline__ PairedRows(const Storer &c, const Tile &at, bf16 *rows)
+        : column(c.column(at) + (c.g() & 1)), odd(c.g() & 1)
+    {
+        to = (u32 *)(rows + column * WIDTH + c.g() - odd);
+    }
+    __device__ __forceinline__ void clear(const Storer &c) const
+    {
+        if (POSTED && c.stored(column)) c.clear(to), c.clear(to + 4);
+    }
+    __device__ __forceinline__ void post(const Storer &c, const float (&v)[4]) const
+    {
+        const float low = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 4), high = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 4);
+        if (!c.live(column)) return;
+        c.post(to, odd ? bf16_pair(low, v[1]) : bf16_pair(v[0], low));
+        c.post(to + 4, odd ? bf16_pair(high, v[3]) : bf16_pair(v[2], high));
     }
 };
 

@@ -51,6 +51,9 @@ struct vm_sm {
     struct cut cut;
     struct vm_route route[2];
     float acc[16][NMK_COLUMNS];
+#if NMK_X_KEPT
+    float x[16][NMK_COLUMNS]; /* the SM's own rows of the residual */
+#endif
 #if NMK_COLUMNS <= 8
     uint16_t xn[NMK_COLUMNS][NMK_HIDDEN];
 #endif

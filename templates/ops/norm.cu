@@ -1,11 +1,11 @@
 /*@op
   name    = "norm",
-  summary = "xn = norm(x) * gamma, RMSNorm or LayerNorm, by every SM for itself, kept as B fragments",
+  summary = "xn = norm(xb) * gamma, RMSNorm or LayerNorm, by every SM for itself, kept as B fragments",
   params  = { {"hidden", "i32"}, {"eps", "f32"}, {"norm_mean", "i32"} },
   tile    = "every",
   wide    = "wide_norm",
   task    = { {"gamma_kib", "i32"} },
-  reads   = { {"x", "f32", role = "compute", lo = "0", hi = "hidden", awaits = true} },
+  reads   = { {"xb", "bf16", role = "compute", lo = "0", hi = "hidden", awaits = true} },
   writes  = { {"xn", "bf16", role = "compute", scope = "sm"} },
   cost    = "0",
 @*/
@@ -48,39 +48,51 @@ DEVICE float column_sum(Consumer &c, float sum)
     return total;
 }
 
-/* Rounded as said here wherever it stands: one column alone and among others has the same bits. */
-DEVICE float square(const float4 &v)
+DEVICE float pair_sum(u32 v) { return bf16_low(v) + bf16_high(v); }
+DEVICE float values_sum(const uint4 &v) { return pair_sum(v.x) + pair_sum(v.y) + pair_sum(v.z) + pair_sum(v.w); }
+
+/* Of two or all of a lane's values of a granule, less the mean.  Rounded as said here wherever it stands: one column
+ * alone and among others has the same bits. */
+DEVICE float add_squares(float sum, u32 pair, float mean)
 {
-    return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmul_rn(v.x, v.x))));
+    const float low = bf16_low(pair) - mean, high = bf16_high(pair) - mean;
+    return __fmaf_rn(high, high, __fmaf_rn(low, low, sum));
 }
 
-DEVICE float squares(const float4 &u, const float4 &w) { return __fadd_rn(square(u), square(w)); }
-
-DEVICE void subtract(float4 &v, float mean) { v.x -= mean, v.y -= mean, v.z -= mean, v.w -= mean; }
-
-DEVICE void scale_into(uint4 &x, const float4 &u, const float4 &w, float scale, const uint4 &gamma)
+DEVICE float squares(const uint4 &v, float mean)
 {
-    x.x = bf16_pair(u.x * scale * bf16_low(gamma.x), u.y * scale * bf16_high(gamma.x));
-    x.y = bf16_pair(u.z * scale * bf16_low(gamma.y), u.w * scale * bf16_high(gamma.y));
-    x.z = bf16_pair(w.x * scale * bf16_low(gamma.z), w.y * scale * bf16_high(gamma.z));
-    x.w = bf16_pair(w.z * scale * bf16_low(gamma.w), w.w * scale * bf16_high(gamma.w));
+    return __fadd_rn(add_squares(add_squares(0, v.x, mean), v.y, mean),
+                     add_squares(add_squares(0, v.z, mean), v.w, mean));
+}
+
+DEVICE u32 scaled(u32 pair, float mean, float scale, u32 gamma)
+{
+    return bf16_pair((bf16_low(pair) - mean) * scale * bf16_low(gamma),
+                     (bf16_high(pair) - mean) * scale * bf16_high(gamma));
+}
+
+DEVICE uint4 scaled(const uint4 &v, float mean, float scale, const uint4 &gamma)
+{
+    return make_uint4(scaled(v.x, mean, scale, gamma.x), scaled(v.y, mean, scale, gamma.y),
+                      scaled(v.z, mean, scale, gamma.z), scaled(v.w, mean, scale, gamma.w));
 }
 
 /* Whether the lane's values of granule q are in the row. */
 DEVICE bool inside(const Consumer &c, int q) { return P::hidden % 256 == 0 || L::k(c.warp, q) + 8 * c.t() < P::hidden; }
 
 /* The sum of a lane's granules, in the order in which lanes that have one each would add them up. */
-template <int N> DEVICE float granules_sum(const float4 (&v)[2 * N])
+template <int N> DEVICE float granules_sum(const Consumer &c, const uint4 (&v)[N], float mean)
 {
     float sum = 0;
     if constexpr (!ONE) {
 #pragma unroll
-        for (int q = 0; q < 2 * N; q++) sum += square(v[q]);
+        for (int q = 0; q < N; q++)
+            if (!P::norm_mean || inside(c, q)) sum += squares(v[q], mean);
         return sum;
     }
     float of[8];
 #pragma unroll
-    for (int q = 0; q < 8; q++) of[q] = q < N ? squares(v[2 * q % (2 * N)], v[(2 * q + 1) % (2 * N)]) : 0.f;
+    for (int q = 0; q < 8; q++) of[q] = q < N ? squares(v[q % N], mean) : 0.f;
 #pragma unroll
     for (int s = 1; s < 8; s *= 2)
 #pragma unroll
@@ -93,20 +105,19 @@ template <int N> DEVICE float granules_sum(const float4 (&v)[2 * N])
 DEVICE void of_one(Consumer &c, const Task &t, const Before &b)
 {
     const int k = L::k(c.warp, min(c.g(), G - 1)) + 8 * c.t();
-    const float4 *from = (const float4 *)(c.exchange<float>(t.x) + c.s.only * P::hidden + min(k, P::hidden - 8));
+    const bf16 *from = c.exchange<bf16>(t.xb) + c.s.only * P::hidden + min(k, P::hidden - 8);
     uint2 *own = c.s.prob[0][c.warp]; /* attention's, which is between barriers like these; two halves of 32 */
-    float4 u, w;
+    uint4 v;
     u32 looks = 0;
 #pragma unroll 1
-    do u = load_floats(from), w = load_floats(from + 1);
-    while (POSTED && c.lacks(least(least(u), least(w)), looks));
-    if (k >= P::hidden) u = w = make_float4(0, 0, 0, 0);
-    float sum = c.g() < G ? squares(u, w) : 0.f;
+    do v = load_words(from);
+    while (POSTED && c.lacks(least(v), looks));
+    if (k >= P::hidden) v = make_uint4(0, 0, 0, 0);
+    float sum = c.g() < G ? squares(v, 0) : 0.f;
 #pragma unroll
     for (int s = 4; s <= 16; s *= 2) sum += __shfl_xor_sync(~0u, sum, s);
     const float scale = rsqrtf(column_sum(c, sum) * (1.f / P::hidden) + P::eps);
-    uint4 y;
-    scale_into(y, u, w, scale, b.gamma[0]);
+    const uint4 y = scaled(v, 0, scale, b.gamma[0]);
     own[c.lane] = make_uint2(y.x, y.y), own[WARPS_COMPUTE * 32 + c.lane] = make_uint2(y.z, y.w);
     __syncwarp();
 #pragma unroll
@@ -119,47 +130,46 @@ DEVICE void of_one(Consumer &c, const Task &t, const Before &b)
 /* N: all granules. */
 template <int N> DEVICE void in_registers(Consumer &c, const Task &t, const Before &b)
 {
-    const float *x = c.exchange<float>(t.x) + c.g() * P::hidden + 8 * c.t();
+    const bf16 *x = c.exchange<bf16>(t.xb) + c.g() * P::hidden + 8 * c.t();
     const bool live = c.live(c.g());
-    float4 v[2 * N];
+    uint4 v[N];
     u32 looks = 0;
 #pragma unroll 1
     for (;;) {
         u32 word = 0;
 #pragma unroll
         for (int q = 0; q < N; q++) {
-            const float4 *from = (const float4 *)(x + L::k(c.warp, q));
-            v[2 * q] = v[2 * q + 1] = make_float4(0, 0, 0, 0);
-            if (live && inside(c, q))
-                v[2 * q] = load_floats(from), v[2 * q + 1] = load_floats(from + 1);
+            v[q] = make_uint4(0, 0, 0, 0);
+            if (live && inside(c, q)) v[q] = load_words(x + L::k(c.warp, q));
         }
 #pragma unroll
-        for (int q = 0; q < 2 * N; q++) word = least(word, least(v[q]));
+        for (int q = 0; q < N; q++) word = least(word, least(v[q]));
         if (!POSTED || !c.lacks(word, looks)) break;
     }
+    float mean = 0;
     if (P::norm_mean) {
         float all = 0;
 #pragma unroll
-        for (int q = 0; q < 2 * N; q++) all += v[q].x + v[q].y + v[q].z + v[q].w;
-        const float mean = column_sum(c, all) * (1.f / P::hidden);
-#pragma unroll
-        for (int q = 0; q < 2 * N; q++)
-            if (inside(c, q / 2)) subtract(v[q], mean);
+        for (int q = 0; q < N; q++) all += values_sum(v[q]);
+        mean = column_sum(c, all) * (1.f / P::hidden);
         barrier_compute(); /* all have read the sums */
     }
-    const float scale = rsqrtf(column_sum(c, granules_sum<N>(v)) * (1.f / P::hidden) + P::eps);
+    const float scale = rsqrtf(column_sum(c, granules_sum<N>(c, v, mean)) * (1.f / P::hidden) + P::eps);
 #pragma unroll
-    for (int q = 0; q < N; q++) scale_into(c.x[q], v[2 * q], v[2 * q + 1], scale, b.gamma[q]);
+    for (int q = 0; q < N; q++) {
+        c.x[q] = scaled(v[q], mean, scale, b.gamma[q]);
+        if (P::norm_mean && !inside(c, q)) c.x[q] = make_uint4(0, 0, 0, 0);
+    }
 }
 
 /* f(first granule, values) for all that the lane has of the row, HELD granules at a time. */
 template <class F> DEVICE void each(Consumer &c, const Task &t, F f)
 {
-    const float *x = c.exchange<float>(t.x) + c.g() * P::hidden + 8 * c.t();
+    const bf16 *x = c.exchange<bf16>(t.xb) + c.g() * P::hidden + 8 * c.t();
     const bool live = c.live(c.g());
 #pragma unroll 1
     for (int q0 = 0; q0 < G; q0 += HELD) {
-        float4 v[2 * HELD];
+        uint4 v[HELD];
         u32 looks = 0;
 #pragma unroll 1
         for (;;) {
@@ -167,12 +177,12 @@ template <class F> DEVICE void each(Consumer &c, const Task &t, F f)
 #pragma unroll
             for (int j = 0; j < HELD; j++) {
                 const bool there = live && q0 + j < G && inside(c, q0 + j);
-                const float4 *from = (const float4 *)(x + (there ? L::k(c.warp, q0 + j) : 0));
-                v[2 * j] = v[2 * j + 1] = make_float4(0, 0, 0, 0);
-                if (there) v[2 * j] = load_floats(from), v[2 * j + 1] = load_floats(from + 1);
+                const bf16 *from = x + (there ? L::k(c.warp, q0 + j) : 0);
+                v[j] = make_uint4(0, 0, 0, 0);
+                if (there) v[j] = load_words(from);
             }
 #pragma unroll
-            for (int j = 0; j < 2 * HELD; j++) word = least(word, least(v[j]));
+            for (int j = 0; j < HELD; j++) word = least(word, least(v[j]));
             if (!POSTED || !c.lacks(word, looks)) break;
         }
         f(q0, v);
@@ -184,26 +194,20 @@ DEVICE void in_shared(Consumer &c, const Task &t, const Before &b)
 {
     float mean = 0, sum = 0;
     if (P::norm_mean) {
-        each(c, t, [&](int, float4(&v)[2 * HELD]) {
+        each(c, t, [&](int, const uint4(&v)[HELD]) {
 #pragma unroll
-            for (int j = 0; j < 2 * HELD; j++) sum += v[j].x + v[j].y + v[j].z + v[j].w;
+            for (int j = 0; j < HELD; j++) sum += values_sum(v[j]);
         });
         mean = column_sum(c, sum) * (1.f / P::hidden), sum = 0;
         barrier_compute(); /* all have read the sums */
     }
-    auto center = [&](int q0, float4(&v)[2 * HELD]) {
+    each(c, t, [&](int q0, const uint4(&v)[HELD]) {
 #pragma unroll
-        for (int j = 0; j < 2 * HELD; j++)
-            if (P::norm_mean && q0 + j / 2 < G && inside(c, q0 + j / 2)) subtract(v[j], mean);
-    };
-    each(c, t, [&](int q0, float4(&v)[2 * HELD]) {
-        center(q0, v);
-#pragma unroll
-        for (int j = 0; j < 2 * HELD; j++) sum += square(v[j]);
+        for (int j = 0; j < HELD; j++)
+            if (!P::norm_mean || q0 + j < G && inside(c, q0 + j)) sum += squares(v[j], mean);
     });
     const float scale = rsqrtf(column_sum(c, sum) * (1.f / P::hidden) + P::eps);
-    each(c, t, [&](int q0, float4(&v)[2 * HELD]) {
-        center(q0, v);
+    each(c, t, [&](int q0, const uint4(&v)[HELD]) {
         const bf16 *from = (const bf16 *)c.weights(t.gamma_kib) + 8 * c.t();
         uint4 gamma[HELD];
 #pragma unroll
@@ -212,8 +216,8 @@ DEVICE void in_shared(Consumer &c, const Task &t, const Before &b)
 #pragma unroll
         for (int j = 0; j < HELD; j++) {
             if (q0 + j >= G) continue;
-            uint4 y;
-            scale_into(y, v[2 * j], v[2 * j + 1], scale, gamma[j]);
+            uint4 y = scaled(v[j], mean, scale, gamma[j]);
+            if (P::norm_mean && !inside(c, q0 + j)) y = make_uint4(0, 0, 0, 0);
             *c.fragment(2 * (q0 + j)) = make_uint2(y.x, y.y), *c.fragment(2 * (q0 + j) + 1) = make_uint2(y.z, y.w);
         }
     });
@@ -228,7 +232,7 @@ DEVICE void compute(Consumer &c, const Task &t, const Before &b)
 }
 
 //@reference
-const float *x = buffer(vm, t.x);
+const uint16_t *x = buffer(vm, t.xb);
 const uint16_t *gamma = weight_row(vm, t.gamma_kib, 0, 0, P.hidden, 0);
 for (int n = 0; n < NMK_COLUMNS; n++, x += P.hidden) {
     if (!active(vm, n)) {
@@ -236,9 +240,9 @@ for (int n = 0; n < NMK_COLUMNS; n++, x += P.hidden) {
         continue;
     }
     double mean = 0, squares = 0;
-    for (int i = 0; P.norm_mean && i < P.hidden; i++) mean += (double)x[i] / P.hidden;
-    for (int i = 0; i < P.hidden; i++) squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+    for (int i = 0; P.norm_mean && i < P.hidden; i++) mean += (double)bf16_value(x[i]) / P.hidden;
+    for (int i = 0; i < P.hidden; i++) squares += (bf16_value(x[i]) - mean) * (bf16_value(x[i]) - mean);
     const float scale = 1.0f / sqrtf((float)(squares / P.hidden) + P.eps);
     for (int i = 0; i < P.hidden; i++)
-        sm->xn[n][i] = bf16_round((x[i] - (float)mean) * scale * bf16_value(gamma[i]));
+        sm->xn[n][i] = bf16_round((bf16_value(x[i]) - (float)mean) * scale * bf16_value(gamma[i]));
 }

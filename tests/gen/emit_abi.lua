@@ -25,6 +25,7 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_SMEM_BYTES 1024
 #define NMK_SHARED_REST_BYTES 43008
 #define NMK_X_BYTES 0
+#define NMK_X_KEPT 0
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 2

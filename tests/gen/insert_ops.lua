@@ -76,19 +76,29 @@ do
   local text, why = plan("  - { op: scale_it, value: x, layers: [0], with: { scale: 2 } }\n")
   t.case("an op before the first reader", text, why)
   local names, waits = waves(text or "", DENSE)
-  t.same("begins the layer", names:match("^%S+ %S+"), "scale_it norm")
+  t.same("begins the layer", names:match("^%S+ %S+ %S+"), "scale_it round_x norm")
   t.same("waits for the layer before", waits.scale_it, "embed (32)")
-  -- the addition takes the new x too: nobody but the op reads what embed left
-  t.case("for all readers", (waits.norm or ""):find("layer0.scale_it", 1, true), waits.norm)
+  -- norms read the copy of the new x, and the addition takes the new x too: nobody but the op reads what embed left
+  t.case("for all readers", (waits.norm or ""):find("layer0.round_x", 1, true), waits.norm)
+  t.case("in both their buffers", text and text:find("\nx0.scale_it +at ") and text:find("\nxb0.scale_it +at "), "none")
+  text, why = plan("  - { op: scale_it, value: x, layers: [0], with: { scale: 2 } }\n"
+    .. "  - { op: row_max, value: x, layers: [0], with: { floor: 1 } }\n")
+  names = waves(text or "", DENSE)
+  t.same("two of them, one copy", names:match("^%S+ %S+ %S+ %S+"), "scale_it row_max round_x norm")
+  t.case("of what both have made", text and text:find("\nxb0.scale_it.row_max +at ")
+    and not text:find("\nxb0.scale_it +at "), why)
 end
 
 do
   local text = plan("  - { op: scale_it, value: x, layers: outside, with: { scale: 2 } }\n")
-  t.same("outside the layers", (waves(text or "", AFTER):match("^%S+ %S+")), "scale_it norm")
+  t.same("outside the layers", (waves(text or "", AFTER):match("^%S+ %S+ %S+")), "scale_it round_x norm")
   t.case("is not in them", text and not waves(text, MOE):find("scale_it"), "in layer 1")
   text = plan("  - { op: scale_it, value: x, with: { scale: 2 } }\n")
-  t.case("everywhere, where nothing is said", text and waves(text, MOE):find("^scale_it norm")
-    and waves(text, DENSE):find("^scale_it norm") and waves(text, AFTER):find("^scale_it norm"), "not")
+  local everywhere = text and true
+  for _, heading in ipairs({ MOE, DENSE, AFTER }) do
+    everywhere = everywhere and waves(text, heading):find("^scale_it round_x norm")
+  end
+  t.case("everywhere, where nothing is said", everywhere, "not")
   text = plan("  - { op: in_place, value: qkv, with: { by: 3 } }\n")
   local names, waits = waves(text or "", MOE)
   t.case("an op that changes its value", names:find("qkv in_place") and not text:find("qkv.in_place", 1, true), names)
@@ -119,6 +129,8 @@ mistake("an op that reads no such thing", "  - op: norm\n    value: x\n",
   "2:9: insert: op 'norm' reads no buffer 'in', so it cannot be inserted")
 mistake("unknown value", "  - op: scale_it\n    value: logit\n    with: { scale: 1 }\n",
   "3:12: insert: unknown value 'logit', did you mean 'logits'?; nmkgen plan lists them")
+mistake("x in bf16 by itself", "  - op: scale_it\n    value: xb\n    with: { scale: 1 }\n",
+  "3:12: insert: unknown value 'xb', did you mean 'x'?; nmkgen plan lists them")
 mistake("what stays on the SM", "  - op: scale_it\n    value: acc\n    with: { scale: 1 }\n",
   "3:12: insert: value 'acc' stays on its SM, as op 'dense_down' leaves it: nothing can be inserted")
 mistake("what nobody reads there", "  - op: scale_it\n    value: logits\n    layers: outside\n    with: { scale: 1 }\n",

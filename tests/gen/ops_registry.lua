@@ -30,7 +30,7 @@ t.case("buffers come after the task fields, reads first", fields("combine"),
   "8 first, 9 step, 10 end, 11 sliding, 12 part*, 13 attn*")
 t.case("kv, control and SM-local data have no field", fields("qkv"),
   "8 tile, 9 tiles, 10 weight_kib, 11 rope, 12 sliding, 13 kv_layer, 14 bias_kib, 15 gamma_kib, 16 qkv*, 17 squares*")
-t.case("a buffer that is read and written has one field per name", fields("residual"), "8 tile, 9 x*, 10 y*")
+t.case("a buffer that is read and written has one field per name", fields("residual"), "8 tile, 9 x*, 10 y*, 11 yb*")
 
 local function sync(name)
   local op = registry.by_name[name]
@@ -38,7 +38,7 @@ local function sync(name)
 end
 t.case("stores signal twice, the wait is the consumers'", sync("qkv"), "compute store 2")
 t.case("a helper signals once", sync("combine"), "help help 1")
-t.case("an op of one role waits there", sync("embed"), "store store 2")
+t.case("an op of one role waits there", sync("clear_cuts"), "help help 1")
 t.case("control is for later launches: no signal", sync("sample"), "help nil nil")
 t.case("an optional op waits and signals as others", sync("cut"), "help help 1")
 

@@ -30,7 +30,7 @@ line("Counters: 302, one for each node that is waited for")
 line("36 layers, shown: 1; moe MLP, sliding attention, RoPE: 1%-3, 5%-7, 9%-11, [%d, -]*")
 line("12 layers, shown: 4; moe MLP, full attention, no RoPE: 4, 8, 12, [%d, ]*")
 line("attention +every +132 +1 / 1%.0 / 1 +8 +layer1%.qkv %(264%)")
-line("part +at +1696 +4259840 bytes +1024 units")
+line("part +at +1184 +4259840 bytes +1024 units")
 
 helper.ok("the same text twice", plan.text(g, stats) == text, "it differs")
 helper.ok("no line is too long", not text:find(("[^\n]"):rep(141)), "there is one")

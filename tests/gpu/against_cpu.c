@@ -24,7 +24,7 @@ static const struct {
     const char *base;
     int width, is_bf16;
 } EXCHANGED[] = {
-    {"x", NMK_HIDDEN, 0},     {"logits", NMK_EXPERTS, 0},   {"qkv", (NMK_HEADS + 2 * NMK_KV_HEADS) * NMK_HEAD_DIM, 1},
+    {"xb", NMK_HIDDEN, 1},    {"logits", NMK_EXPERTS, 0},   {"qkv", (NMK_HEADS + 2 * NMK_KV_HEADS) * NMK_HEAD_DIM, 1},
     {"attn", NMK_Q_WIDTH, 1}, {"dense_h", NMK_DENSE_FF, 1},
 };
 

@@ -99,9 +99,13 @@ static double logit(const double *hidden, int id) {
     return sum * (double)NMK_LOGIT_SCALE;
 }
 
-/* Every column's residual after `layers` layers, of the last step. */
+/* Every column's residual after `layers` layers, of the last step, as norms read it. */
 static int read_residual(nmk_engine *g, int layers, float x[NMK_COLUMNS][NMK_HIDDEN], nmk_err *e) {
-    return nmk_engine_read(g, layers % 2 ? "x1" : "x0", x, 0, sizeof(float) * NMK_COLUMNS * NMK_HIDDEN, e);
+    uint16_t xb[NMK_COLUMNS][NMK_HIDDEN];
+    if (nmk_engine_read(g, layers % 2 ? "xb1" : "xb0", xb, 0, sizeof xb, e)) return -1;
+    for (int n = 0; n < NMK_COLUMNS; n++)
+        for (int i = 0; i < NMK_HIDDEN; i++) x[n][i] = bf16(xb[n][i]);
+    return 0;
 }
 
 /* ---- texts ---- */

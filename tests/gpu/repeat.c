@@ -15,12 +15,12 @@ static nmk_engine *gpu;
 
 /* What of a row is compared after each step. */
 typedef struct {
-    float x[NMK_HIDDEN];
+    uint16_t x[NMK_HIDDEN];
     uint16_t attn[NMK_Q_WIDTH];
     int32_t token;
 } row_result;
 
-/* Base, a number, a layer: x4, attn_3. */
+/* Base, a number, a layer: xb4, attn_3. */
 static const nmk_buffer *last_of(const char *base) {
     const nmk_buffer *b = NULL;
     const size_t n = strlen(base);
@@ -47,7 +47,7 @@ static int run_rows(const nmk_column *start, const int *order, int count, row_re
     static uint8_t arena[NMK_ARENA_BYTES];
     nmk_column column[NMK_COLUMNS];
     nmk_column now[NMK_COLUMNS];
-    const nmk_buffer *x = last_of("x"), *attn = last_of("attn");
+    const nmk_buffer *x = last_of("xb"), *attn = last_of("attn");
     for (int n = 0; n < NMK_COLUMNS; n++) column[n] = nmk_column_idle();
     for (int i = 0; i < count; i++) {
         const nmk_column *c = &start[order[i]];

@@ -35,24 +35,23 @@ static int run(int32_t *d, int opcode) {
 
 /* x far from zero, so that a variance from sums of squares would show. */
 static void test_norm(void) {
-    float *x = buffer(&vm, place(0));
+    uint16_t *x = buffer(&vm, place(0));
     const uint16_t *gamma = (const uint16_t *)(const void *)vm.weights;
     int32_t d[WORDS] = {0};
     double worst = 0;
-    d[NMK_WORD_NORM_X] = place(0);
+    d[NMK_WORD_NORM_XB] = place(0);
     for (int n = 0; n < NMK_COLUMNS; n++)
         for (int i = 0; i < NMK_HIDDEN; i++)
-            x[n * NMK_HIDDEN + i] = (NMK_NORM_MEAN ? 300 : 0) + uniform() * (float)(n + 1);
+            x[n * NMK_HIDDEN + i] = bf16_round((NMK_NORM_MEAN ? 300 : 0) + uniform() * (float)(n + 1));
     if (!run(d, NMK_OP_NORM)) return;
     for (int n = 0; n < TOKENS; n++) {
-        const float *row = x + n * NMK_HIDDEN;
-        double sum = 0, squares = 0;
-        for (int i = 0; i < NMK_HIDDEN; i++) sum += (double)row[i];
+        double row[NMK_HIDDEN], sum = 0, squares = 0;
+        for (int i = 0; i < NMK_HIDDEN; i++) row[i] = (double)bf16_value(x[n * NMK_HIDDEN + i]), sum += row[i];
         const double mean = NMK_NORM_MEAN ? sum / NMK_HIDDEN : 0;
-        for (int i = 0; i < NMK_HIDDEN; i++) squares += pow((double)row[i] - mean, 2);
+        for (int i = 0; i < NMK_HIDDEN; i++) squares += pow(row[i] - mean, 2);
         for (int i = 0; i < NMK_HIDDEN; i++) {
             const double scale = 1 / sqrt(squares / NMK_HIDDEN + (double)NMK_NORM_EPS);
-            const double want = ((double)row[i] - mean) * scale * (double)bf16_value(gamma[i]);
+            const double want = (row[i] - mean) * scale * (double)bf16_value(gamma[i]);
             worst = fmax(worst, fabs(want - (double)bf16_value(sm.xn[n][i])) / (fabs(want) + 0.1));
         }
     }

@@ -60,7 +60,7 @@ broken scale_it '//@device inline' $toy --try scale_it
 device "NVRTC names the line of an elementwise op" "$where($at)"
 broken scale_it '//@device inline' "$out/point.yaml"
 device "NVRTC names the line of what a point calls" "$where($at)"
-broken residual 'const float *x = buffer(vm, t.x);' $toy
+broken residual 'uint16_t *yb = buffer(vm, t.yb);' $toy
 host "gcc names the line of a reference" "$where:$at:"
 broken scale_it '//@reference' $toy --try scale_it
 host "gcc names the line of an elementwise op's reference" "$where:$at:"

@@ -33,13 +33,13 @@ b = changed(5, "layer9.o_proj", "weight_kib", last:get(5, last:find(5, "layer8.o
 helper.refused("weights of another layer", b,
   ("%s: weights at KiB * are out of range: array o of layer 9 starts at KiB *"):format(b:name(5, "layer9.o_proj")))
 
-b = changed(5, "layer9.residual", "y", g.buffer.x1.offset128)
+b = changed(5, "layer9.residual", "yb", g.buffer.xb1.offset128)
 helper.refused("another buffer than the graph's", b,
-  ("%s: y is buffer x1, the graph says x0"):format(b:name(5, "layer9.residual")))
+  ("%s: yb is buffer xb1, the graph says xb0"):format(b:name(5, "layer9.residual")))
 
-b = changed(5, "layer9.residual", "y", 77)
+b = changed(5, "layer9.residual", "yb", 77)
 helper.refused("an offset where no buffer starts", b,
-  ("%s: y is at 77 x 128 bytes, where no buffer starts, the graph says x0"):format(b:name(5, "layer9.residual")))
+  ("%s: yb is at 77 x 128 bytes, where no buffer starts, the graph says xb0"):format(b:name(5, "layer9.residual")))
 
 b = changed(5, "layer9.attention", "kv_layer", 30)
 helper.refused("a constant field that differs", b,

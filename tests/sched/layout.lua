@@ -21,14 +21,14 @@ equal("nodes", #g.nodes, 2 + 9 - 1 + 48 * 10 + 2 + 6 + 2)
 
 local function binds(graph, name)
   for _, node in ipairs(graph.nodes) do
-    if node.name == name then return ("%s %s"):format(node.bind.x, node.bind.y) end
+    if node.name == name then return ("%s %s %s"):format(node.bind.y, node.bind.xb, node.bind.yb) end
   end
 end
-equal("the residual changes places", binds(g, "layer0.residual"), "x0 x1")
-equal("and back", binds(g, "layer1.residual"), "x1 x0")
-equal("the last one is normalised", binds(g, "norm"), "x1 nil")
+equal("the residual changes places", binds(g, "layer0.residual"), "nil nil xb1")
+equal("and back", binds(g, "layer1.residual"), "nil nil xb0")
+equal("the last one is normalised", binds(g, "norm"), "nil xb1 nil")
 local own = helper.build("north-mini-code", { schedule = { reuse_buffers = false } })
-equal("a residual for each layer", binds(own, "layer48.residual"), "x48 x49")
+equal("a residual for each layer", binds(own, "layer48.residual"), "nil nil xb49")
 equal("buffers with reuse", #g.buffers, 15)
 equal("buffers without", #own.buffers, 50 + 49 * 4 + 48 * 2 + 1 + 6)
 

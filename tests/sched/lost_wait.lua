@@ -7,7 +7,7 @@ local words = helper.words(g)
 
 -- SM, node that loses its waits, buffer it reads, node that writes it.
 local CASES = {
-  { 131, "layer20.norm", "x0", "layer19.residual" },
+  { 131, "layer20.norm", "xb0", "layer19.residual" },
   { 90, "layer1.route", "logits", "layer1.router" },
   { 17, "layer3.attention", "qkv", "layer3.qkv" },
   { 40, "layer7.combine", "part", "layer7.attention" },

@@ -36,10 +36,11 @@ local want = "norm qkv attention combine o_proj residual o_proj.2 residual.2 o_p
 helper.ok("nodes of a layer", table.concat(names, " ") == want, table.concat(names, " "))
 
 local x = {}
-for _, name in ipairs({ "layer0.norm", "layer0.mlp_norm", "layer2.norm", "norm" }) do x[#x + 1] = node[name].bind.x end
-helper.ok("each addition turns the residual's buffers", table.concat(x, " ") == "x0 x1 x0 x0", table.concat(x, " "))
+for _, name in ipairs({ "layer0.norm", "layer0.mlp_norm", "layer2.norm", "norm" }) do x[#x + 1] = node[name].bind.xb end
+helper.ok("each addition turns the residual's buffers", table.concat(x, " ") == "xb0 xb1 xb0 xb0", table.concat(x, " "))
 local one = node["layer1.mlp_residual.2"]
-helper.ok("a pass adds to the same residual", one.bind.x == "x1" and one.bind.y == "x0", one.bind.x .. one.bind.y)
+helper.ok("a pass adds to the same residual", one.bind.x == "x1" and one.bind.y == "x0" and one.bind.yb == "xb0",
+  one.bind.x .. one.bind.y .. one.bind.yb)
 
 local function waits(name, sm)
   local list = {}
@@ -80,6 +81,6 @@ b:set(0, b:find(0, "layer1.residual.2"), "signal", node["layer1.qkv"].counter)
 helper.refused("a pass on another node's counter", b,
   "* which belongs to *: a counter has one node or the passes of one")
 b = helper.broken(g, words)
-b:set(0, b:find(0, "layer1.mlp_norm"), "x", g.buffer.x0.offset128)
-helper.refused("the residual of another addition", b, "*: x is buffer x0, the graph says x1")
+b:set(0, b:find(0, "layer1.mlp_norm"), "xb", g.buffer.xb0.offset128)
+helper.refused("the residual of another addition", b, "*: xb is buffer xb0, the graph says xb1")
 helper.done()

@@ -148,7 +148,7 @@ local real = helper.build("llama-3.2-1b", { schedule = VALIDATED })
 words = helper.words(real)
 helper.proved("a real model, validated", real, words)
 for _, case in ipairs({
-  { 131, "layer7.mlp_norm", "x15", "layer7.residual" }, { 17, "layer3.attention", "qkv_3", "layer3.qkv" },
+  { 131, "layer7.mlp_norm", "xb15", "layer7.residual" }, { 17, "layer3.attention", "qkv_3", "layer3.qkv" },
   { 40, "layer7.combine", "part_7", "layer7.attention" }, { 40, "layer7.o_proj", "attn_7", "layer7.combine" },
   { 3, "layer9.dense_down", "dense_h_9", "layer9.dense_up" },
 }) do

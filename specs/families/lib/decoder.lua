@@ -37,7 +37,7 @@
 --     residual = r, from = { buffer = the earlier layer that left it, -1: what is before the layers } }
 --     tiles: 16 output rows each (8 pairs for gate_up) of a spread or owner op; units: of a cyclic op.
 --     Formal buffers have the actual buffer's name, except x (residual in) and y (residual out), which the graph binds,
---     to what stands before and after addition r of the layer.
+--     to what stands before and after addition r of the layer; xb and yb are the same in bf16, which all SMs exchange.
 --   prefill             the same of launches that take prompts, for which m.prefill says how: waves, values(m),
 --                       buffers(m), front(m), block(i, m); may be left out: then prompts go through the step
 --   arrays(m)           packed weight arrays, ordered; element = layer - layer0 (then expert); see below
@@ -316,6 +316,8 @@ function decoder.complete(M, facts)
     end
     row("x0", s.hidden, 4)
     row("x1", s.hidden, 4)
+    row("xb0", s.hidden, 2)
+    row("xb1", s.hidden, 2)
     if moe then row("logits", router_rows(s), 4) end
     row("qkv", qkv_rows(s), 2)
     buffer("part", v.part_slots * group_pairs(s) * (2 * s.head_dim + 4) * 4, v.part_slots)

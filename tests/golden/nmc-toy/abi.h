@@ -16,6 +16,7 @@
 #define NMK_SMEM_BYTES 232448
 #define NMK_SHARED_REST_BYTES 34944
 #define NMK_X_BYTES 0
+#define NMK_X_KEPT 1
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 38
@@ -27,9 +28,9 @@
 #define NMK_CLAIM_TAIL 1
 #define NMK_CLAIM_QUEUE 2
 #define NMK_CLAIM_FULL 3
-#define NMK_ARENA_BYTES 1719680
+#define NMK_ARENA_BYTES 1711488
 #define NMK_ABSENT 2147483648ll
-#define NMK_EXCHANGE_AT 1719680
+#define NMK_EXCHANGE_AT 1711488
 #define NMK_EXCHANGE_BYTES 0
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
@@ -95,7 +96,7 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 35
+#define NMK_OPCODES 36
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -114,9 +115,9 @@ enum nmk_opcode {
     NMK_OP_O_PROJ = 13,
     NMK_OP_QKV = 14,
     NMK_OP_RESIDUAL = 15,
-    NMK_OP_ROUTE = 17,
-    NMK_OP_ROUTER = 18,
-    NMK_OP_SAMPLE = 19,
+    NMK_OP_ROUTE = 18,
+    NMK_OP_ROUTER = 19,
+    NMK_OP_SAMPLE = 20,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -178,7 +179,7 @@ enum nmk_draw_word {
 enum nmk_embed_word {
     NMK_WORD_EMBED_TILE = 8,
     NMK_WORD_EMBED_WEIGHT_KIB = 9,
-    NMK_WORD_EMBED_X = 10,
+    NMK_WORD_EMBED_XB = 10,
 };
 enum nmk_expert_down_word {
     NMK_WORD_EXPERT_DOWN_TILE = 8,
@@ -201,7 +202,7 @@ enum nmk_lm_head_word {
 };
 enum nmk_norm_word {
     NMK_WORD_NORM_GAMMA_KIB = 8,
-    NMK_WORD_NORM_X = 9,
+    NMK_WORD_NORM_XB = 9,
 };
 enum nmk_o_proj_word {
     NMK_WORD_O_PROJ_TILE = 8,
@@ -222,8 +223,7 @@ enum nmk_qkv_word {
 };
 enum nmk_residual_word {
     NMK_WORD_RESIDUAL_TILE = 8,
-    NMK_WORD_RESIDUAL_X = 9,
-    NMK_WORD_RESIDUAL_Y = 10,
+    NMK_WORD_RESIDUAL_YB = 9,
 };
 enum nmk_route_word {
     NMK_WORD_ROUTE_TICKET = 8,

@@ -76,221 +76,219 @@ static const int32_t columns[] = {
 static const struct set sets[] = {
     {NMK_WORD_EMBED_TILE, 0, 0},
     {NMK_WORD_CLEAR_CUTS_COLUMN, 0, 16},
-    {NMK_WORD_CLEAR_CUTS_CUTS, 11176, -1},
+    {NMK_WORD_CLEAR_CUTS_CUTS, 11112, -1},
     {NMK_WORD_NORM_GAMMA_KIB, 2048, -1},
     {NMK_WORD_QKV_TILE, 0, 156},
     {NMK_WORD_QKV_TILES, 1, -1},
     {NMK_WORD_QKV_WEIGHT_KIB, 2054, -1},
     {NMK_WORD_QKV_ROPE, 1, -1},
-    {NMK_WORD_QKV_QKV, 132, -1},
-    {NMK_WORD_QKV_SQUARES, 13434, -1},
-    {NMK_WORD_ATTENTION_QKV, 132, -1},
-    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
-    {NMK_WORD_ATTENTION_PART, 292, -1},
+    {NMK_WORD_QKV_QKV, 68, -1},
+    {NMK_WORD_QKV_SQUARES, 13370, -1},
+    {NMK_WORD_ATTENTION_QKV, 68, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13370, -1},
+    {NMK_WORD_ATTENTION_PART, 228, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
     {NMK_WORD_COMBINE_END, 256, -1},
-    {NMK_WORD_COMBINE_PART, 292, -1},
-    {NMK_WORD_COMBINE_ATTN, 8612, -1},
+    {NMK_WORD_COMBINE_PART, 228, -1},
+    {NMK_WORD_COMBINE_ATTN, 8548, -1},
     {NMK_WORD_DENSE_UP_TILE, 0, 316},
     {NMK_WORD_DENSE_UP_TILES, 1, -1},
     {NMK_WORD_DENSE_UP_WEIGHT_KIB, 7814, -1},
-    {NMK_WORD_DENSE_UP_DENSE_H, 8932, -1},
+    {NMK_WORD_DENSE_UP_DENSE_H, 8868, -1},
     {NMK_WORD_O_PROJ_TILE, 0, 0},
     {NMK_WORD_O_PROJ_WEIGHT_KIB, 5254, -1},
-    {NMK_WORD_O_PROJ_ATTN, 8612, -1},
+    {NMK_WORD_O_PROJ_ATTN, 8548, -1},
     {NMK_WORD_DENSE_DOWN_TILE, 0, 0},
     {NMK_WORD_DENSE_DOWN_WEIGHT_KIB, 8326, -1},
-    {NMK_WORD_DENSE_DOWN_DENSE_H, 8932, -1},
+    {NMK_WORD_DENSE_DOWN_DENSE_H, 8868, -1},
     {NMK_WORD_RESIDUAL_TILE, 0, 0},
-    {NMK_WORD_RESIDUAL_Y, 64, -1},
+    {NMK_WORD_RESIDUAL_YB, 32, -1},
     {NMK_WORD_NORM_GAMMA_KIB, 2049, -1},
-    {NMK_WORD_NORM_X, 64, -1},
+    {NMK_WORD_NORM_XB, 32, -1},
     {NMK_WORD_ROUTER_TILES, 1, -1},
     {NMK_WORD_ROUTER_WEIGHT_KIB, 8582, -1},
-    {NMK_WORD_ROUTER_LOGITS, 128, -1},
+    {NMK_WORD_ROUTER_LOGITS, 64, -1},
     {NMK_WORD_QKV_TILE, 0, 156},
     {NMK_WORD_QKV_TILES, 1, -1},
     {NMK_WORD_QKV_WEIGHT_KIB, 2694, -1},
     {NMK_WORD_QKV_ROPE, 1, -1},
     {NMK_WORD_QKV_SLIDING, 1, -1},
-    {NMK_WORD_QKV_QKV, 132, -1},
-    {NMK_WORD_QKV_SQUARES, 13434, -1},
+    {NMK_WORD_QKV_QKV, 68, -1},
+    {NMK_WORD_QKV_SQUARES, 13370, -1},
     {NMK_WORD_ROUTE_TICKET, 1, -1},
-    {NMK_WORD_ROUTE_LOGITS, 128, -1},
+    {NMK_WORD_ROUTE_LOGITS, 64, -1},
     {NMK_WORD_ATTENTION_SLIDING, 1, -1},
-    {NMK_WORD_ATTENTION_QKV, 132, -1},
-    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
-    {NMK_WORD_ATTENTION_PART, 292, -1},
+    {NMK_WORD_ATTENTION_QKV, 68, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13370, -1},
+    {NMK_WORD_ATTENTION_PART, 228, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
     {NMK_WORD_COMBINE_END, 256, -1},
     {NMK_WORD_COMBINE_SLIDING, 1, -1},
-    {NMK_WORD_COMBINE_PART, 292, -1},
-    {NMK_WORD_COMBINE_ATTN, 8612, -1},
+    {NMK_WORD_COMBINE_PART, 228, -1},
+    {NMK_WORD_COMBINE_ATTN, 8548, -1},
     {NMK_WORD_EXPERT_UP_WEIGHT_KIB, 8614, -1},
     {NMK_WORD_EXPERT_UP_TICKET, 1, -1},
     {NMK_WORD_EXPERT_UP_RANK, 116, 525},
-    {NMK_WORD_EXPERT_UP_H, 8740, -1},
+    {NMK_WORD_EXPERT_UP_H, 8676, -1},
     {NMK_WORD_O_PROJ_TILE, 0, 0},
     {NMK_WORD_O_PROJ_WEIGHT_KIB, 5766, -1},
-    {NMK_WORD_O_PROJ_ATTN, 8612, -1},
+    {NMK_WORD_O_PROJ_ATTN, 8548, -1},
     {NMK_WORD_EXPERT_DOWN_TILE, 0, 0},
     {NMK_WORD_EXPERT_DOWN_WEIGHT_KIB, 14758, -1},
-    {NMK_WORD_EXPERT_DOWN_H, 8740, -1},
+    {NMK_WORD_EXPERT_DOWN_H, 8676, -1},
     {NMK_WORD_RESIDUAL_TILE, 0, 0},
-    {NMK_WORD_RESIDUAL_X, 64, -1},
     {NMK_WORD_NORM_GAMMA_KIB, 2050, -1},
     {NMK_WORD_ROUTER_TILES, 1, -1},
     {NMK_WORD_ROUTER_WEIGHT_KIB, 8590, -1},
-    {NMK_WORD_ROUTER_LOGITS, 128, -1},
+    {NMK_WORD_ROUTER_LOGITS, 64, -1},
     {NMK_WORD_QKV_TILE, 0, 156},
     {NMK_WORD_QKV_TILES, 1, -1},
     {NMK_WORD_QKV_WEIGHT_KIB, 3334, -1},
     {NMK_WORD_QKV_ROPE, 1, -1},
     {NMK_WORD_QKV_SLIDING, 1, -1},
     {NMK_WORD_QKV_KV_LAYER, 1, -1},
-    {NMK_WORD_QKV_QKV, 132, -1},
-    {NMK_WORD_QKV_SQUARES, 13434, -1},
+    {NMK_WORD_QKV_QKV, 68, -1},
+    {NMK_WORD_QKV_SQUARES, 13370, -1},
     {NMK_WORD_ROUTE_TICKET, 2, -1},
-    {NMK_WORD_ROUTE_LOGITS, 128, -1},
+    {NMK_WORD_ROUTE_LOGITS, 64, -1},
     {NMK_WORD_ATTENTION_SLIDING, 1, -1},
     {NMK_WORD_ATTENTION_KV_LAYER, 1, -1},
-    {NMK_WORD_ATTENTION_QKV, 132, -1},
-    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
-    {NMK_WORD_ATTENTION_PART, 292, -1},
+    {NMK_WORD_ATTENTION_QKV, 68, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13370, -1},
+    {NMK_WORD_ATTENTION_PART, 228, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
     {NMK_WORD_COMBINE_END, 256, -1},
     {NMK_WORD_COMBINE_SLIDING, 1, -1},
-    {NMK_WORD_COMBINE_PART, 292, -1},
-    {NMK_WORD_COMBINE_ATTN, 8612, -1},
+    {NMK_WORD_COMBINE_PART, 228, -1},
+    {NMK_WORD_COMBINE_ATTN, 8548, -1},
     {NMK_WORD_EXPERT_UP_WEIGHT_KIB, 10150, -1},
     {NMK_WORD_EXPERT_UP_TICKET, 2, -1},
     {NMK_WORD_EXPERT_UP_RANK, 116, 738},
-    {NMK_WORD_EXPERT_UP_H, 8740, -1},
+    {NMK_WORD_EXPERT_UP_H, 8676, -1},
     {NMK_WORD_O_PROJ_TILE, 0, 0},
     {NMK_WORD_O_PROJ_WEIGHT_KIB, 6278, -1},
-    {NMK_WORD_O_PROJ_ATTN, 8612, -1},
+    {NMK_WORD_O_PROJ_ATTN, 8548, -1},
     {NMK_WORD_EXPERT_DOWN_TILE, 0, 0},
     {NMK_WORD_EXPERT_DOWN_WEIGHT_KIB, 16806, -1},
-    {NMK_WORD_EXPERT_DOWN_H, 8740, -1},
+    {NMK_WORD_EXPERT_DOWN_H, 8676, -1},
     {NMK_WORD_RESIDUAL_TILE, 0, 0},
-    {NMK_WORD_RESIDUAL_Y, 64, -1},
+    {NMK_WORD_RESIDUAL_YB, 32, -1},
     {NMK_WORD_NORM_GAMMA_KIB, 2051, -1},
-    {NMK_WORD_NORM_X, 64, -1},
+    {NMK_WORD_NORM_XB, 32, -1},
     {NMK_WORD_ROUTER_TILES, 1, -1},
     {NMK_WORD_ROUTER_WEIGHT_KIB, 8598, -1},
-    {NMK_WORD_ROUTER_LOGITS, 128, -1},
+    {NMK_WORD_ROUTER_LOGITS, 64, -1},
     {NMK_WORD_QKV_TILE, 0, 156},
     {NMK_WORD_QKV_TILES, 1, -1},
     {NMK_WORD_QKV_WEIGHT_KIB, 3974, -1},
     {NMK_WORD_QKV_ROPE, 1, -1},
     {NMK_WORD_QKV_SLIDING, 1, -1},
     {NMK_WORD_QKV_KV_LAYER, 2, -1},
-    {NMK_WORD_QKV_QKV, 132, -1},
-    {NMK_WORD_QKV_SQUARES, 13434, -1},
+    {NMK_WORD_QKV_QKV, 68, -1},
+    {NMK_WORD_QKV_SQUARES, 13370, -1},
     {NMK_WORD_ROUTE_TICKET, 3, -1},
-    {NMK_WORD_ROUTE_LOGITS, 128, -1},
+    {NMK_WORD_ROUTE_LOGITS, 64, -1},
     {NMK_WORD_ATTENTION_SLIDING, 1, -1},
     {NMK_WORD_ATTENTION_KV_LAYER, 2, -1},
-    {NMK_WORD_ATTENTION_QKV, 132, -1},
-    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
-    {NMK_WORD_ATTENTION_PART, 292, -1},
+    {NMK_WORD_ATTENTION_QKV, 68, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13370, -1},
+    {NMK_WORD_ATTENTION_PART, 228, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
     {NMK_WORD_COMBINE_END, 256, -1},
     {NMK_WORD_COMBINE_SLIDING, 1, -1},
-    {NMK_WORD_COMBINE_PART, 292, -1},
-    {NMK_WORD_COMBINE_ATTN, 8612, -1},
+    {NMK_WORD_COMBINE_PART, 228, -1},
+    {NMK_WORD_COMBINE_ATTN, 8548, -1},
     {NMK_WORD_EXPERT_UP_WEIGHT_KIB, 11686, -1},
     {NMK_WORD_EXPERT_UP_TICKET, 3, -1},
     {NMK_WORD_EXPERT_UP_RANK, 116, 951},
-    {NMK_WORD_EXPERT_UP_H, 8740, -1},
+    {NMK_WORD_EXPERT_UP_H, 8676, -1},
     {NMK_WORD_O_PROJ_TILE, 0, 0},
     {NMK_WORD_O_PROJ_WEIGHT_KIB, 6790, -1},
-    {NMK_WORD_O_PROJ_ATTN, 8612, -1},
+    {NMK_WORD_O_PROJ_ATTN, 8548, -1},
     {NMK_WORD_EXPERT_DOWN_TILE, 0, 0},
     {NMK_WORD_EXPERT_DOWN_WEIGHT_KIB, 18854, -1},
-    {NMK_WORD_EXPERT_DOWN_H, 8740, -1},
+    {NMK_WORD_EXPERT_DOWN_H, 8676, -1},
     {NMK_WORD_RESIDUAL_TILE, 0, 0},
-    {NMK_WORD_RESIDUAL_X, 64, -1},
     {NMK_WORD_NORM_GAMMA_KIB, 2052, -1},
     {NMK_WORD_ROUTER_TILES, 1, -1},
     {NMK_WORD_ROUTER_WEIGHT_KIB, 8606, -1},
-    {NMK_WORD_ROUTER_LOGITS, 128, -1},
+    {NMK_WORD_ROUTER_LOGITS, 64, -1},
     {NMK_WORD_QKV_TILE, 0, 156},
     {NMK_WORD_QKV_TILES, 1, -1},
     {NMK_WORD_QKV_WEIGHT_KIB, 4614, -1},
     {NMK_WORD_QKV_KV_LAYER, 1, -1},
-    {NMK_WORD_QKV_QKV, 132, -1},
-    {NMK_WORD_QKV_SQUARES, 13434, -1},
+    {NMK_WORD_QKV_QKV, 68, -1},
+    {NMK_WORD_QKV_SQUARES, 13370, -1},
     {NMK_WORD_ROUTE_TICKET, 4, -1},
-    {NMK_WORD_ROUTE_LOGITS, 128, -1},
+    {NMK_WORD_ROUTE_LOGITS, 64, -1},
     {NMK_WORD_ATTENTION_KV_LAYER, 1, -1},
-    {NMK_WORD_ATTENTION_QKV, 132, -1},
-    {NMK_WORD_ATTENTION_SQUARES, 13434, -1},
-    {NMK_WORD_ATTENTION_PART, 292, -1},
+    {NMK_WORD_ATTENTION_QKV, 68, -1},
+    {NMK_WORD_ATTENTION_SQUARES, 13370, -1},
+    {NMK_WORD_ATTENTION_PART, 228, -1},
     {NMK_WORD_COMBINE_FIRST, 0, 24},
     {NMK_WORD_COMBINE_STEP, 132, -1},
     {NMK_WORD_COMBINE_END, 256, -1},
-    {NMK_WORD_COMBINE_PART, 292, -1},
-    {NMK_WORD_COMBINE_ATTN, 8612, -1},
+    {NMK_WORD_COMBINE_PART, 228, -1},
+    {NMK_WORD_COMBINE_ATTN, 8548, -1},
     {NMK_WORD_EXPERT_UP_WEIGHT_KIB, 13222, -1},
     {NMK_WORD_EXPERT_UP_TICKET, 4, -1},
     {NMK_WORD_EXPERT_UP_RANK, 116, 1164},
-    {NMK_WORD_EXPERT_UP_H, 8740, -1},
+    {NMK_WORD_EXPERT_UP_H, 8676, -1},
     {NMK_WORD_O_PROJ_TILE, 0, 0},
     {NMK_WORD_O_PROJ_WEIGHT_KIB, 7302, -1},
-    {NMK_WORD_O_PROJ_ATTN, 8612, -1},
+    {NMK_WORD_O_PROJ_ATTN, 8548, -1},
     {NMK_WORD_EXPERT_DOWN_TILE, 0, 0},
     {NMK_WORD_EXPERT_DOWN_WEIGHT_KIB, 20902, -1},
-    {NMK_WORD_EXPERT_DOWN_H, 8740, -1},
+    {NMK_WORD_EXPERT_DOWN_H, 8676, -1},
     {NMK_WORD_RESIDUAL_TILE, 0, 0},
-    {NMK_WORD_RESIDUAL_Y, 64, -1},
+    {NMK_WORD_RESIDUAL_YB, 32, -1},
     {NMK_WORD_NORM_GAMMA_KIB, 2053, -1},
-    {NMK_WORD_NORM_X, 64, -1},
+    {NMK_WORD_NORM_XB, 32, -1},
     {NMK_WORD_LM_HEAD_TILE, 0, 1296},
     {NMK_WORD_LM_HEAD_TILES, 2, 1428},
-    {NMK_WORD_LM_HEAD_CAND, 8996, -1},
-    {NMK_WORD_LM_HEAD_SCORES, 9128, -1},
-    {NMK_WORD_LM_HEAD_RAW_LOGITS, 10152, -1},
-    {NMK_WORD_CUT_CAND, 8996, -1},
-    {NMK_WORD_CUT_SCORES, 9128, -1},
-    {NMK_WORD_CUT_CUTS, 11176, -1},
+    {NMK_WORD_LM_HEAD_CAND, 8932, -1},
+    {NMK_WORD_LM_HEAD_SCORES, 9064, -1},
+    {NMK_WORD_LM_HEAD_RAW_LOGITS, 10088, -1},
+    {NMK_WORD_CUT_CAND, 8932, -1},
+    {NMK_WORD_CUT_SCORES, 9064, -1},
+    {NMK_WORD_CUT_CUTS, 11112, -1},
     {NMK_WORD_CUT_UNIT, 1, -1},
-    {NMK_WORD_CUT_CAND, 8996, -1},
-    {NMK_WORD_CUT_SCORES, 9128, -1},
-    {NMK_WORD_CUT_CUTS, 11176, -1},
+    {NMK_WORD_CUT_CAND, 8932, -1},
+    {NMK_WORD_CUT_SCORES, 9064, -1},
+    {NMK_WORD_CUT_CUTS, 11112, -1},
     {NMK_WORD_CUT_UNIT, 2, -1},
-    {NMK_WORD_CUT_CAND, 8996, -1},
-    {NMK_WORD_CUT_SCORES, 9128, -1},
-    {NMK_WORD_CUT_CUTS, 11176, -1},
+    {NMK_WORD_CUT_CAND, 8932, -1},
+    {NMK_WORD_CUT_SCORES, 9064, -1},
+    {NMK_WORD_CUT_CUTS, 11112, -1},
     {NMK_WORD_CUT_UNIT, 3, -1},
-    {NMK_WORD_CUT_CAND, 8996, -1},
-    {NMK_WORD_CUT_SCORES, 9128, -1},
-    {NMK_WORD_CUT_CUTS, 11176, -1},
+    {NMK_WORD_CUT_CAND, 8932, -1},
+    {NMK_WORD_CUT_SCORES, 9064, -1},
+    {NMK_WORD_CUT_CUTS, 11112, -1},
     {NMK_WORD_CUT_UNIT, 4, -1},
-    {NMK_WORD_CUT_CAND, 8996, -1},
-    {NMK_WORD_CUT_SCORES, 9128, -1},
-    {NMK_WORD_CUT_CUTS, 11176, -1},
+    {NMK_WORD_CUT_CAND, 8932, -1},
+    {NMK_WORD_CUT_SCORES, 9064, -1},
+    {NMK_WORD_CUT_CUTS, 11112, -1},
     {NMK_WORD_CUT_UNIT, 5, -1},
-    {NMK_WORD_CUT_CAND, 8996, -1},
-    {NMK_WORD_CUT_SCORES, 9128, -1},
-    {NMK_WORD_CUT_CUTS, 11176, -1},
+    {NMK_WORD_CUT_CAND, 8932, -1},
+    {NMK_WORD_CUT_SCORES, 9064, -1},
+    {NMK_WORD_CUT_CUTS, 11112, -1},
     {NMK_WORD_DRAW_TILE, 0, 1560},
     {NMK_WORD_DRAW_TILES, 1, 1692},
-    {NMK_WORD_DRAW_CAND, 8996, -1},
-    {NMK_WORD_DRAW_SCORES, 9128, -1},
-    {NMK_WORD_DRAW_RAW_LOGITS, 10152, -1},
-    {NMK_WORD_DRAW_CUTS, 11176, -1},
-    {NMK_WORD_DRAW_DRAWN, 12072, -1},
-    {NMK_WORD_DRAW_TOPS, 12081, -1},
+    {NMK_WORD_DRAW_CAND, 8932, -1},
+    {NMK_WORD_DRAW_SCORES, 9064, -1},
+    {NMK_WORD_DRAW_RAW_LOGITS, 10088, -1},
+    {NMK_WORD_DRAW_CUTS, 11112, -1},
+    {NMK_WORD_DRAW_DRAWN, 12008, -1},
+    {NMK_WORD_DRAW_TOPS, 12017, -1},
     {NMK_WORD_SAMPLE_COLUMN, 0, 16},
-    {NMK_WORD_SAMPLE_CAND, 8996, -1},
-    {NMK_WORD_SAMPLE_DRAWN, 12072, -1},
-    {NMK_WORD_SAMPLE_TOPS, 12081, -1},
-    {NMK_WORD_SAMPLE_RAW_LOGITS, 10152, -1},
+    {NMK_WORD_SAMPLE_CAND, 8932, -1},
+    {NMK_WORD_SAMPLE_DRAWN, 12008, -1},
+    {NMK_WORD_SAMPLE_TOPS, 12017, -1},
+    {NMK_WORD_SAMPLE_RAW_LOGITS, 10088, -1},
 };
 
 static const struct run runs[] = {
@@ -313,50 +311,50 @@ static const struct run runs[] = {
     {{NMK_OP_EXPERT_UP, 16, -1, 0, -1, 0, 10, 0}, 132, 24, 54, 4}, /* layer1.expert_up */
     {{NMK_OP_O_PROJ, 17, 9, 132, -1, 0, -1, 0}, 16, 0, 58, 3}, /* layer1.o_proj */
     {{NMK_OP_EXPERT_DOWN, 18, 10, 264, -1, 0, -1, 0}, 16, 0, 61, 3}, /* layer1.expert_down */
-    {{NMK_OP_RESIDUAL, 19, -1, 0, -1, 0, 11, 0}, 16, 0, 64, 2}, /* layer1.residual */
-    {{NMK_OP_NORM, 20, 11, 32, -1, 0, -1, 0}, 132, 24, 66, 1}, /* layer2.norm */
-    {{NMK_OP_ROUTER, 21, -1, 0, -1, 0, 12, 0}, 1, 657, 67, 3}, /* layer2.router */
-    {{NMK_OP_QKV, 22, -1, 0, -1, 0, 13, 0}, 80, 658, 70, 8}, /* layer2.qkv */
-    {{NMK_OP_ROUTE, 23, 12, 2, -1, 0, -1, 1}, 132, 24, 78, 2}, /* layer2.route */
-    {{NMK_OP_ATTENTION, 24, 13, 160, -1, 0, 14, 0}, 132, 24, 80, 5}, /* layer2.attention */
-    {{NMK_OP_COMBINE, 25, 14, 264, -1, 0, 15, 0}, 132, 24, 85, 6}, /* layer2.combine */
-    {{NMK_OP_EXPERT_UP, 26, -1, 0, -1, 0, 16, 1}, 132, 24, 91, 4}, /* layer2.expert_up */
-    {{NMK_OP_O_PROJ, 27, 15, 132, -1, 0, -1, 0}, 16, 0, 95, 3}, /* layer2.o_proj */
-    {{NMK_OP_EXPERT_DOWN, 28, 16, 264, -1, 0, -1, 1}, 16, 0, 98, 3}, /* layer2.expert_down */
-    {{NMK_OP_RESIDUAL, 29, -1, 0, -1, 0, 17, 0}, 16, 0, 101, 2}, /* layer2.residual */
-    {{NMK_OP_NORM, 30, 17, 32, -1, 0, -1, 0}, 132, 24, 103, 2}, /* layer3.norm */
-    {{NMK_OP_ROUTER, 31, -1, 0, -1, 0, 18, 0}, 1, 870, 105, 3}, /* layer3.router */
-    {{NMK_OP_QKV, 32, -1, 0, -1, 0, 19, 0}, 80, 871, 108, 8}, /* layer3.qkv */
-    {{NMK_OP_ROUTE, 33, 18, 2, -1, 0, -1, 2}, 132, 24, 116, 2}, /* layer3.route */
-    {{NMK_OP_ATTENTION, 34, 19, 160, -1, 0, 20, 0}, 132, 24, 118, 5}, /* layer3.attention */
-    {{NMK_OP_COMBINE, 35, 20, 264, -1, 0, 21, 0}, 132, 24, 123, 6}, /* layer3.combine */
-    {{NMK_OP_EXPERT_UP, 36, -1, 0, -1, 0, 22, 2}, 132, 24, 129, 4}, /* layer3.expert_up */
-    {{NMK_OP_O_PROJ, 37, 21, 132, -1, 0, -1, 0}, 16, 0, 133, 3}, /* layer3.o_proj */
-    {{NMK_OP_EXPERT_DOWN, 38, 22, 264, -1, 0, -1, 2}, 16, 0, 136, 3}, /* layer3.expert_down */
-    {{NMK_OP_RESIDUAL, 39, -1, 0, -1, 0, 23, 0}, 16, 0, 139, 2}, /* layer3.residual */
-    {{NMK_OP_NORM, 40, 23, 32, -1, 0, -1, 0}, 132, 24, 141, 1}, /* layer4.norm */
-    {{NMK_OP_ROUTER, 41, -1, 0, -1, 0, 24, 0}, 1, 1083, 142, 3}, /* layer4.router */
-    {{NMK_OP_QKV, 42, -1, 0, -1, 0, 25, 0}, 80, 1084, 145, 6}, /* layer4.qkv */
-    {{NMK_OP_ROUTE, 43, 24, 2, -1, 0, -1, 3}, 132, 24, 151, 2}, /* layer4.route */
-    {{NMK_OP_ATTENTION, 44, 25, 160, -1, 0, 26, 0}, 132, 24, 153, 4}, /* layer4.attention */
-    {{NMK_OP_COMBINE, 45, 26, 264, -1, 0, 27, 0}, 132, 24, 157, 5}, /* layer4.combine */
-    {{NMK_OP_EXPERT_UP, 46, -1, 0, -1, 0, 28, 3}, 132, 24, 162, 4}, /* layer4.expert_up */
-    {{NMK_OP_O_PROJ, 47, 27, 132, -1, 0, -1, 0}, 16, 0, 166, 3}, /* layer4.o_proj */
-    {{NMK_OP_EXPERT_DOWN, 48, 28, 264, -1, 0, -1, 3}, 16, 0, 169, 3}, /* layer4.expert_down */
-    {{NMK_OP_RESIDUAL, 49, -1, 0, -1, 0, 29, 0}, 16, 0, 172, 2}, /* layer4.residual */
-    {{NMK_OP_NORM, 50, 29, 32, -1, 0, -1, 0}, 132, 24, 174, 2}, /* norm */
-    {{NMK_OP_LM_HEAD, 51, -1, 0, -1, 0, 30, 0}, 132, 24, 176, 5}, /* lm_head */
-    {{NMK_OP_CUT, 52, 30, 264, -1, 0, 31, 0}, 132, 24, 181, 3}, /* cut */
-    {{NMK_OP_CUT, 53, 31, 132, -1, 0, 32, 0}, 132, 24, 184, 4}, /* cut2 */
-    {{NMK_OP_CUT, 54, 32, 132, -1, 0, 33, 0}, 132, 24, 188, 4}, /* cut3 */
-    {{NMK_OP_CUT, 55, 33, 132, -1, 0, 34, 0}, 132, 24, 192, 4}, /* cut4 */
-    {{NMK_OP_CUT, 56, 34, 132, -1, 0, 35, 0}, 132, 24, 196, 4}, /* cut5 */
-    {{NMK_OP_CUT, 57, 35, 132, -1, 0, 36, 0}, 132, 24, 200, 4}, /* cut6 */
-    {{NMK_OP_DRAW, 58, 36, 132, -1, 0, 37, 0}, 132, 24, 204, 8}, /* draw */
-    {{NMK_OP_SAMPLE, 59, 37, 132, 30, 264, -1, 0}, 8, 16, 212, 5}, /* sample */
+    {{NMK_OP_RESIDUAL, 19, -1, 0, -1, 0, 11, 0}, 16, 0, 64, 1}, /* layer1.residual */
+    {{NMK_OP_NORM, 20, 11, 32, -1, 0, -1, 0}, 132, 24, 65, 1}, /* layer2.norm */
+    {{NMK_OP_ROUTER, 21, -1, 0, -1, 0, 12, 0}, 1, 657, 66, 3}, /* layer2.router */
+    {{NMK_OP_QKV, 22, -1, 0, -1, 0, 13, 0}, 80, 658, 69, 8}, /* layer2.qkv */
+    {{NMK_OP_ROUTE, 23, 12, 2, -1, 0, -1, 1}, 132, 24, 77, 2}, /* layer2.route */
+    {{NMK_OP_ATTENTION, 24, 13, 160, -1, 0, 14, 0}, 132, 24, 79, 5}, /* layer2.attention */
+    {{NMK_OP_COMBINE, 25, 14, 264, -1, 0, 15, 0}, 132, 24, 84, 6}, /* layer2.combine */
+    {{NMK_OP_EXPERT_UP, 26, -1, 0, -1, 0, 16, 1}, 132, 24, 90, 4}, /* layer2.expert_up */
+    {{NMK_OP_O_PROJ, 27, 15, 132, -1, 0, -1, 0}, 16, 0, 94, 3}, /* layer2.o_proj */
+    {{NMK_OP_EXPERT_DOWN, 28, 16, 264, -1, 0, -1, 1}, 16, 0, 97, 3}, /* layer2.expert_down */
+    {{NMK_OP_RESIDUAL, 29, -1, 0, -1, 0, 17, 0}, 16, 0, 100, 2}, /* layer2.residual */
+    {{NMK_OP_NORM, 30, 17, 32, -1, 0, -1, 0}, 132, 24, 102, 2}, /* layer3.norm */
+    {{NMK_OP_ROUTER, 31, -1, 0, -1, 0, 18, 0}, 1, 870, 104, 3}, /* layer3.router */
+    {{NMK_OP_QKV, 32, -1, 0, -1, 0, 19, 0}, 80, 871, 107, 8}, /* layer3.qkv */
+    {{NMK_OP_ROUTE, 33, 18, 2, -1, 0, -1, 2}, 132, 24, 115, 2}, /* layer3.route */
+    {{NMK_OP_ATTENTION, 34, 19, 160, -1, 0, 20, 0}, 132, 24, 117, 5}, /* layer3.attention */
+    {{NMK_OP_COMBINE, 35, 20, 264, -1, 0, 21, 0}, 132, 24, 122, 6}, /* layer3.combine */
+    {{NMK_OP_EXPERT_UP, 36, -1, 0, -1, 0, 22, 2}, 132, 24, 128, 4}, /* layer3.expert_up */
+    {{NMK_OP_O_PROJ, 37, 21, 132, -1, 0, -1, 0}, 16, 0, 132, 3}, /* layer3.o_proj */
+    {{NMK_OP_EXPERT_DOWN, 38, 22, 264, -1, 0, -1, 2}, 16, 0, 135, 3}, /* layer3.expert_down */
+    {{NMK_OP_RESIDUAL, 39, -1, 0, -1, 0, 23, 0}, 16, 0, 138, 1}, /* layer3.residual */
+    {{NMK_OP_NORM, 40, 23, 32, -1, 0, -1, 0}, 132, 24, 139, 1}, /* layer4.norm */
+    {{NMK_OP_ROUTER, 41, -1, 0, -1, 0, 24, 0}, 1, 1083, 140, 3}, /* layer4.router */
+    {{NMK_OP_QKV, 42, -1, 0, -1, 0, 25, 0}, 80, 1084, 143, 6}, /* layer4.qkv */
+    {{NMK_OP_ROUTE, 43, 24, 2, -1, 0, -1, 3}, 132, 24, 149, 2}, /* layer4.route */
+    {{NMK_OP_ATTENTION, 44, 25, 160, -1, 0, 26, 0}, 132, 24, 151, 4}, /* layer4.attention */
+    {{NMK_OP_COMBINE, 45, 26, 264, -1, 0, 27, 0}, 132, 24, 155, 5}, /* layer4.combine */
+    {{NMK_OP_EXPERT_UP, 46, -1, 0, -1, 0, 28, 3}, 132, 24, 160, 4}, /* layer4.expert_up */
+    {{NMK_OP_O_PROJ, 47, 27, 132, -1, 0, -1, 0}, 16, 0, 164, 3}, /* layer4.o_proj */
+    {{NMK_OP_EXPERT_DOWN, 48, 28, 264, -1, 0, -1, 3}, 16, 0, 167, 3}, /* layer4.expert_down */
+    {{NMK_OP_RESIDUAL, 49, -1, 0, -1, 0, 29, 0}, 16, 0, 170, 2}, /* layer4.residual */
+    {{NMK_OP_NORM, 50, 29, 32, -1, 0, -1, 0}, 132, 24, 172, 2}, /* norm */
+    {{NMK_OP_LM_HEAD, 51, -1, 0, -1, 0, 30, 0}, 132, 24, 174, 5}, /* lm_head */
+    {{NMK_OP_CUT, 52, 30, 264, -1, 0, 31, 0}, 132, 24, 179, 3}, /* cut */
+    {{NMK_OP_CUT, 53, 31, 132, -1, 0, 32, 0}, 132, 24, 182, 4}, /* cut2 */
+    {{NMK_OP_CUT, 54, 32, 132, -1, 0, 33, 0}, 132, 24, 186, 4}, /* cut3 */
+    {{NMK_OP_CUT, 55, 33, 132, -1, 0, 34, 0}, 132, 24, 190, 4}, /* cut4 */
+    {{NMK_OP_CUT, 56, 34, 132, -1, 0, 35, 0}, 132, 24, 194, 4}, /* cut5 */
+    {{NMK_OP_CUT, 57, 35, 132, -1, 0, 36, 0}, 132, 24, 198, 4}, /* cut6 */
+    {{NMK_OP_DRAW, 58, 36, 132, -1, 0, 37, 0}, 132, 24, 202, 8}, /* draw */
+    {{NMK_OP_SAMPLE, 59, 37, 132, 30, 264, -1, 0}, 8, 16, 210, 5}, /* sample */
 };
 
-#define WORDS_HASH 0x7e0cedbd0f923ac1u
+#define WORDS_HASH 0x6a722f9d3af24cfdu
 ... templates/encoder.c
 
 const uint64_t nmk_abi_hash = 0xHASH;
@@ -415,21 +413,21 @@ const nmk_tensor nmk_tensors[] = {
 const int nmk_tensor_count = 15;
 
 const nmk_buffer nmk_buffers[] = {
-    {"x0", 0, 256, 8192},
-    {"x1", 64, 256, 8192},
-    {"logits", 128, 16, 512},
-    {"qkv", 132, 1280, 20480},
-    {"part", 292, 256, 1064960},
-    {"attn", 8612, 256, 16384},
-    {"h", 8740, 192, 24576},
-    {"dense_h", 8932, 512, 8192},
-    {"cand", 8996, 132, 16896},
-    {"scores", 9128, 256, 131072},
-    {"raw_logits", 10152, 256, 131072},
-    {"cuts", 11176, 56, 114688},
-    {"drawn", 12072, 132, 1056},
-    {"tops", 12081, 132, 173184},
-    {"squares", 13434, 1, 32},
+    {"xb0", 0, 256, 4096},
+    {"xb1", 32, 256, 4096},
+    {"logits", 64, 16, 512},
+    {"qkv", 68, 1280, 20480},
+    {"part", 228, 256, 1064960},
+    {"attn", 8548, 256, 16384},
+    {"h", 8676, 192, 24576},
+    {"dense_h", 8868, 512, 8192},
+    {"cand", 8932, 132, 16896},
+    {"scores", 9064, 256, 131072},
+    {"raw_logits", 10088, 256, 131072},
+    {"cuts", 11112, 56, 114688},
+    {"drawn", 12008, 132, 1056},
+    {"tops", 12017, 132, 173184},
+    {"squares", 13370, 1, 32},
 };
 const int nmk_buffer_count = 15;
 
@@ -564,7 +562,7 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_DRAW, NMK_WORD_DRAW_TOPS, "tops"},
     {NMK_OP_EMBED, NMK_WORD_EMBED_TILE, "tile"},
     {NMK_OP_EMBED, NMK_WORD_EMBED_WEIGHT_KIB, "weight_kib"},
-    {NMK_OP_EMBED, NMK_WORD_EMBED_X, "x"},
+    {NMK_OP_EMBED, NMK_WORD_EMBED_XB, "xb"},
     {NMK_OP_EXPERT_DOWN, NMK_WORD_EXPERT_DOWN_TILE, "tile"},
     {NMK_OP_EXPERT_DOWN, NMK_WORD_EXPERT_DOWN_WEIGHT_KIB, "weight_kib"},
     {NMK_OP_EXPERT_DOWN, NMK_WORD_EXPERT_DOWN_H, "h"},
@@ -579,7 +577,7 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_LM_HEAD, NMK_WORD_LM_HEAD_SCORES, "scores"},
     {NMK_OP_LM_HEAD, NMK_WORD_LM_HEAD_RAW_LOGITS, "raw_logits"},
     {NMK_OP_NORM, NMK_WORD_NORM_GAMMA_KIB, "gamma_kib"},
-    {NMK_OP_NORM, NMK_WORD_NORM_X, "x"},
+    {NMK_OP_NORM, NMK_WORD_NORM_XB, "xb"},
     {NMK_OP_O_PROJ, NMK_WORD_O_PROJ_TILE, "tile"},
     {NMK_OP_O_PROJ, NMK_WORD_O_PROJ_WEIGHT_KIB, "weight_kib"},
     {NMK_OP_O_PROJ, NMK_WORD_O_PROJ_ATTN, "attn"},
@@ -594,8 +592,7 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_QKV, NMK_WORD_QKV_QKV, "qkv"},
     {NMK_OP_QKV, NMK_WORD_QKV_SQUARES, "squares"},
     {NMK_OP_RESIDUAL, NMK_WORD_RESIDUAL_TILE, "tile"},
-    {NMK_OP_RESIDUAL, NMK_WORD_RESIDUAL_X, "x"},
-    {NMK_OP_RESIDUAL, NMK_WORD_RESIDUAL_Y, "y"},
+    {NMK_OP_RESIDUAL, NMK_WORD_RESIDUAL_YB, "yb"},
     {NMK_OP_ROUTE, NMK_WORD_ROUTE_TICKET, "ticket"},
     {NMK_OP_ROUTE, NMK_WORD_ROUTE_LOGITS, "logits"},
     {NMK_OP_ROUTER, NMK_WORD_ROUTER_TILE, "tile"},
@@ -608,14 +605,14 @@ const nmk_field nmk_fields[] = {
     {NMK_OP_SAMPLE, NMK_WORD_SAMPLE_TOPS, "tops"},
     {NMK_OP_SAMPLE, NMK_WORD_SAMPLE_RAW_LOGITS, "raw_logits"},
 };
-const int nmk_field_count = 77;
+const int nmk_field_count = 76;
 
 const char *const nmk_opcode_names[NMK_OPCODES] = {
     "end", "attention", "clear_cuts", "combine", "cut", "dense_down", "dense_up", "draw", "embed", "expert_down",
-    "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "residual_bias", "route", "router", "sample",
-    "wide_norm", "prefill_attention", "prefill_down", "prefill_embed", "prefill_expert_down", "prefill_expert_up",
-    "prefill_gather", "prefill_norm", "prefill_o_proj", "prefill_qkv", "prefill_route", "prefill_router",
-    "prefill_sort", "prefill_unpack", "prefill_up"
+    "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "residual_bias", "round_x", "route", "router",
+    "sample", "wide_norm", "prefill_attention", "prefill_down", "prefill_embed", "prefill_expert_down",
+    "prefill_expert_up", "prefill_gather", "prefill_norm", "prefill_o_proj", "prefill_qkv", "prefill_route",
+    "prefill_router", "prefill_sort", "prefill_unpack", "prefill_up"
 };
 
 const char *const nmk_role_names[4] = {

@@ -16,6 +16,7 @@ namespace of_step {
 #define NMK_SMEM_BYTES 232448
 #define NMK_SHARED_REST_BYTES 34944
 #define NMK_X_BYTES 0
+#define NMK_X_KEPT 1
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 38
@@ -27,9 +28,9 @@ namespace of_step {
 #define NMK_CLAIM_TAIL 1
 #define NMK_CLAIM_QUEUE 2
 #define NMK_CLAIM_FULL 3
-#define NMK_ARENA_BYTES 1719680
+#define NMK_ARENA_BYTES 1711488
 #define NMK_ABSENT 2147483648ll
-#define NMK_EXCHANGE_AT 1719680
+#define NMK_EXCHANGE_AT 1711488
 #define NMK_EXCHANGE_BYTES 0
 #define NMK_WEIGHTS_KIB 22950
 #define NMK_PAGE_TOKENS 64
@@ -95,7 +96,7 @@ namespace of_step {
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 35
+#define NMK_OPCODES 36
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -114,9 +115,9 @@ enum nmk_opcode {
     NMK_OP_O_PROJ = 13,
     NMK_OP_QKV = 14,
     NMK_OP_RESIDUAL = 15,
-    NMK_OP_ROUTE = 17,
-    NMK_OP_ROUTER = 18,
-    NMK_OP_SAMPLE = 19,
+    NMK_OP_ROUTE = 18,
+    NMK_OP_ROUTER = 19,
+    NMK_OP_SAMPLE = 20,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -178,7 +179,7 @@ enum nmk_draw_word {
 enum nmk_embed_word {
     NMK_WORD_EMBED_TILE = 8,
     NMK_WORD_EMBED_WEIGHT_KIB = 9,
-    NMK_WORD_EMBED_X = 10,
+    NMK_WORD_EMBED_XB = 10,
 };
 enum nmk_expert_down_word {
     NMK_WORD_EXPERT_DOWN_TILE = 8,
@@ -201,7 +202,7 @@ enum nmk_lm_head_word {
 };
 enum nmk_norm_word {
     NMK_WORD_NORM_GAMMA_KIB = 8,
-    NMK_WORD_NORM_X = 9,
+    NMK_WORD_NORM_XB = 9,
 };
 enum nmk_o_proj_word {
     NMK_WORD_O_PROJ_TILE = 8,
@@ -222,8 +223,7 @@ enum nmk_qkv_word {
 };
 enum nmk_residual_word {
     NMK_WORD_RESIDUAL_TILE = 8,
-    NMK_WORD_RESIDUAL_X = 9,
-    NMK_WORD_RESIDUAL_Y = 10,
+    NMK_WORD_RESIDUAL_YB = 9,
 };
 enum nmk_route_word {
     NMK_WORD_ROUTE_TICKET = 8,
@@ -431,8 +431,9 @@ namespace op_embed {
 struct P {
     static constexpr int hidden = 256;
 };
-struct Task { int tile; int weight_kib; int x; };
+struct Task { int tile; int weight_kib; int xb; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10]}; }
+... templates/ops/embed.cu
 ... templates/ops/embed.cu
 } // namespace op_embed
 
@@ -487,7 +488,7 @@ struct P {
     static constexpr float eps = 1e-06f;
     static constexpr int norm_mean = 0;
 };
-struct Task { int gamma_kib; int x; };
+struct Task { int gamma_kib; int xb; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9]}; }
 ... templates/ops/norm.cu
 } // namespace op_norm
@@ -527,8 +528,8 @@ struct P {
     static constexpr int hidden = 256;
     static constexpr int handed = 1;
 };
-struct Task { int tile; int x; int y; };
-static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10]}; }
+struct Task { int tile; int yb; };
+static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9]}; }
 ... templates/ops/residual.cu
 ... templates/ops/residual.cu
 } // namespace op_residual
@@ -566,9 +567,9 @@ static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[
 
 ... templates/megakernel.cu
 constexpr u32 WAITS_COMPUTE =
-    0u | 1u << NMK_OP_ATTENTION | 1u << NMK_OP_DENSE_DOWN | 1u << NMK_OP_DENSE_UP | 1u << NMK_OP_EXPERT_DOWN |
-    1u << NMK_OP_EXPERT_UP | 1u << NMK_OP_LM_HEAD | 1u << NMK_OP_O_PROJ | 1u << NMK_OP_QKV | 1u << NMK_OP_RESIDUAL |
-    1u << NMK_OP_ROUTE | 1u << NMK_OP_ROUTER;
+    0u | 1u << NMK_OP_ATTENTION | 1u << NMK_OP_DENSE_DOWN | 1u << NMK_OP_DENSE_UP | 1u << NMK_OP_EMBED |
+    1u << NMK_OP_EXPERT_DOWN | 1u << NMK_OP_EXPERT_UP | 1u << NMK_OP_LM_HEAD | 1u << NMK_OP_O_PROJ |
+    1u << NMK_OP_QKV | 1u << NMK_OP_RESIDUAL | 1u << NMK_OP_ROUTE | 1u << NMK_OP_ROUTER;
 constexpr u32 HANDS =
     0u | 1u << NMK_OP_DENSE_DOWN;
 constexpr u32 EASED =
@@ -696,7 +697,6 @@ store_dense_up: {
 }
 store_embed: {
     const op_embed::Task t = op_embed::task(d);
-    c.wait_task(d);
     op_embed::store(c, t);
     goto store_done;
 }
@@ -716,6 +716,7 @@ if (is(op, NMK_OP_EXPERT_DOWN)) goto compute_expert_down;
 if (is(op, NMK_OP_EXPERT_UP)) goto compute_expert_up;
 if (is(op, NMK_OP_ROUTE)) goto compute_route;
 if (is(op, NMK_OP_DENSE_DOWN)) goto compute_dense_down;
+if (is(op, NMK_OP_EMBED)) goto compute_embed;
 continue;
 compute_dense_up: {
     const op_dense_up::Task t = op_dense_up::task(d);
@@ -762,6 +763,11 @@ compute_route: {
 compute_dense_down: {
     const op_dense_down::Task t = op_dense_down::task(d);
     row = op_dense_down::compute(c, t), width = op_dense_down::WIDTH;
+    goto compute_done;
+}
+compute_embed: {
+    const op_embed::Task t = op_embed::task(d);
+    op_embed::compute(c, t);
     goto compute_done;
 }
 compute_done:;
@@ -878,4 +884,5 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_WIDE
 #undef NMK_WINDOW
 #undef NMK_X_BYTES
+#undef NMK_X_KEPT
 #endif

@@ -3,19 +3,7 @@ static void test_residual_1(struct op_test *test)
 {
     const int32_t *d = test->task;
     const struct residual_task t = {
-        .tile = d[8], .x = d[9], .y = d[10]
-    };
-    (void)test, (void)t, (void)residual_params;
-#define P residual_params
-... templates/ops/residual.cu
-#undef P
-}
-
-static void test_residual_2(struct op_test *test)
-{
-    const int32_t *d = test->task;
-    const struct residual_task t = {
-        .tile = d[8], .x = d[9], .y = d[10]
+        .tile = d[8], .yb = d[9]
     };
     (void)test, (void)t, (void)residual_params;
 #define P residual_params
@@ -24,7 +12,6 @@ static void test_residual_2(struct op_test *test)
 }
 
 static const struct op_case op_cases[] = {
-    {NMK_OP_RESIDUAL, "residual", "adds what the SM has summed up, and starts again", 1e-06, test_residual_1},
-    {NMK_OP_RESIDUAL, "residual", "leaves x alone where nothing was summed up", 0, test_residual_2},
+    {NMK_OP_RESIDUAL, "residual", "adds what the SM has summed up", 1e-06, test_residual_1},
     {0, NULL, NULL, 0, NULL},
 };

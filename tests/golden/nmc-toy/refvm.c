@@ -21,6 +21,7 @@
     {2, 0, 0}, /* qkv */
     {2, 0, 0}, /* residual */
     {2, 0, 0}, /* residual_bias */
+    {1, 1, 0}, /* round_x */
     {0, 0, 0}, /* route */
     {2, 0, 0}, /* router */
     {0, 1, 0}, /* sample */
@@ -229,12 +230,12 @@ static const struct {
 struct embed_task {
     int32_t tile;
     int32_t weight_kib;
-    int32_t x;
+    int32_t xb;
 };
 static int op_embed(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct embed_task t = {
-        .tile = d[8], .weight_kib = d[9], .x = d[10]
+        .tile = d[8], .weight_kib = d[9], .xb = d[10]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)embed_params;
 #define P embed_params
@@ -338,12 +339,12 @@ static const struct {
 };
 struct norm_task {
     int32_t gamma_kib;
-    int32_t x;
+    int32_t xb;
 };
 static int op_norm(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct norm_task t = {
-        .gamma_kib = d[8], .x = d[9]
+        .gamma_kib = d[8], .xb = d[9]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)norm_params;
 #define P norm_params
@@ -424,13 +425,12 @@ static const struct {
 };
 struct residual_task {
     int32_t tile;
-    int32_t x;
-    int32_t y;
+    int32_t yb;
 };
 static int op_residual(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d)
 {
     const struct residual_task t = {
-        .tile = d[8], .x = d[9], .y = d[10]
+        .tile = d[8], .yb = d[9]
     };
     (void)vm, (void)sm, (void)d, (void)t, (void)residual_params;
 #define P residual_params

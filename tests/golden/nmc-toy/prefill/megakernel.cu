@@ -15,6 +15,7 @@ namespace of_chunk {
 #define NMK_SMEM_BYTES 232448
 #define NMK_SHARED_REST_BYTES 34944
 #define NMK_X_BYTES 0
+#define NMK_X_KEPT 1
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 35
@@ -99,24 +100,24 @@ namespace of_chunk {
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 35
+#define NMK_OPCODES 36
 
 enum nmk_opcode {
     NMK_OP_END = 0,
-    NMK_OP_PREFILL_ATTENTION = 21,
-    NMK_OP_PREFILL_DOWN = 22,
-    NMK_OP_PREFILL_EMBED = 23,
-    NMK_OP_PREFILL_EXPERT_DOWN = 24,
-    NMK_OP_PREFILL_EXPERT_UP = 25,
-    NMK_OP_PREFILL_GATHER = 26,
-    NMK_OP_PREFILL_NORM = 27,
-    NMK_OP_PREFILL_O_PROJ = 28,
-    NMK_OP_PREFILL_QKV = 29,
-    NMK_OP_PREFILL_ROUTE = 30,
-    NMK_OP_PREFILL_ROUTER = 31,
-    NMK_OP_PREFILL_SORT = 32,
-    NMK_OP_PREFILL_UNPACK = 33,
-    NMK_OP_PREFILL_UP = 34,
+    NMK_OP_PREFILL_ATTENTION = 22,
+    NMK_OP_PREFILL_DOWN = 23,
+    NMK_OP_PREFILL_EMBED = 24,
+    NMK_OP_PREFILL_EXPERT_DOWN = 25,
+    NMK_OP_PREFILL_EXPERT_UP = 26,
+    NMK_OP_PREFILL_GATHER = 27,
+    NMK_OP_PREFILL_NORM = 28,
+    NMK_OP_PREFILL_O_PROJ = 29,
+    NMK_OP_PREFILL_QKV = 30,
+    NMK_OP_PREFILL_ROUTE = 31,
+    NMK_OP_PREFILL_ROUTER = 32,
+    NMK_OP_PREFILL_SORT = 33,
+    NMK_OP_PREFILL_UNPACK = 34,
+    NMK_OP_PREFILL_UP = 35,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -755,6 +756,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_WIDE
 #undef NMK_WINDOW
 #undef NMK_X_BYTES
+#undef NMK_X_KEPT
 #endif
 #ifdef NMK_MIXED
 ... templates/mixed.cu

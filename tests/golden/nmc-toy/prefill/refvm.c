@@ -23,6 +23,7 @@
     {2, 0, 0}, /* qkv */
     {2, 0, 0}, /* residual */
     {2, 0, 0}, /* residual_bias */
+    {1, 1, 0}, /* round_x */
     {0, 0, 0}, /* route */
     {2, 0, 0}, /* router */
     {0, 1, 0}, /* sample */
