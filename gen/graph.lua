@@ -148,19 +148,22 @@ local function with_passes(waves, registry, sms)
   return list
 end
 
+-- Whether the spec or the family inserts anything at a value.
+local function inserts_at(model, value)
+  local family = model.family_module
+  for _, list in ipairs({ model.insert or {}, family.insert and family.insert(model) or {} }) do
+    for _, ins in ipairs(list) do
+      if ins.value == value then return true end
+    end
+  end
+  return false
+end
+
 -- Whether an SM keeps its rows of the residual in registers, from the embedding to the last addition: where it has one
 -- tile of them, and nothing is inserted at them.
 local function keeps_residual(model)
-  local function changes(list)
-    for _, ins in ipairs(list or {}) do
-      if ins.value == "x" then return true end
-    end
-    return false
-  end
-  local family = model.family_module
-  local rows = family.values(model).hidden
-  return rows ~= nil and rows <= model.target.sms * 16 and not changes(model.insert)
-    and not changes(family.insert and family.insert(model))
+  local rows = model.family_module.values(model).hidden
+  return rows ~= nil and rows <= model.target.sms * 16 and not inserts_at(model, "x")
 end
 
 --- Requires: a checked model and the registry of ops. Leaves: the graph; mistakes in diag.
@@ -169,6 +172,8 @@ function M.build(model, registry, diag)
   local validated = schedule.exchange == "validated"
   local reuse = schedule.reuse_buffers and not validated
   local kept = keeps_residual(model)
+  -- An SM can add up what its rows of the residual are worth to the router: nobody else has them, or needs the logits.
+  model.sums_logits = kept and not inserts_at(model, "logits")
   ops.settle(registry, schedule.claim, schedule.exchange, family.values(model).sequential == 1, kept)
   local layers = shape.layers
   local g = {

@@ -308,6 +308,8 @@ local function values_of(registry, seen, bases)
             by_name[name] = { name = name, type = kind, writes = {}, reads = {}, width = buffer and buffer.width }
             list[#list + 1] = by_name[name]
           end
+          -- of a sum, what its readers make of it
+          if way == "reads" and not COPIED[name] then by_name[name].type = r.type end
           local users = by_name[name][way]
           if users[#users] ~= op.name then users[#users + 1] = op.name end
         end

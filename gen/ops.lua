@@ -361,7 +361,9 @@ function File:read_region(what, entry, known, op)
       self:error(region.pos, "%s: what is added to does not tell that it is there", what)
     end
     local writers = M.SIGNALS[op.launch]
-    if not reads and region.role and not writers[region.role] then
+    -- compute may add in a step: it signals nothing, but the storers that it hands on to tell of it
+    local adder = region.adds and region.role == "compute" and op.launch == "step"
+    if not reads and region.role and not writers[region.role] and not adder then
       self:error(region.pos, "%s: only %s may write global memory", what, table.concat(keys_of(writers), " or "))
     end
   end

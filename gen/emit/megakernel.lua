@@ -290,8 +290,8 @@ end
 
 -- The files pasted, in order, by launch.
 local TEMPLATES = {
-  step = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/prelude.cuh",
-    "templates/megakernel.cu", "templates/packed.h", "templates/pack.cu" },
+  step = { "templates/random.h", "templates/sampling.h", "templates/fixed.h", "templates/claim.h",
+    "templates/prelude.cuh", "templates/megakernel.cu", "templates/packed.h", "templates/pack.cu" },
   prefill = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/packed.h",
     "templates/prelude.cuh", "templates/wgmma.cuh", "templates/attention.cuh", "templates/prefill.cuh",
     "templates/prefill.cu" },

@@ -122,7 +122,8 @@ end
 local function slots(ctx, used)
   return {
     shared = function(w)
-      for _, path in ipairs({ "templates/random.h", "templates/sampling.h", "templates/claim.h" }) do
+      for _, path in ipairs({ "templates/random.h", "templates/sampling.h", "templates/fixed.h",
+        "templates/claim.h" }) do
         w:source(1, path)
         w:raw(assert(ctx.read(path), path))
       end

@@ -1,10 +1,11 @@
 /*@op
   name    = "route",
   summary = "top-k of the router logits per column and their weights; ascending list of active experts",
-  params  = { {"experts", "i32"}, {"experts_per_token", "i32"}, {"route_score", "i32"} },
+  params  = { {"experts", "i32"}, {"experts_per_token", "i32"}, {"route_score", "i32"}, {"summed", "i32"},
+              {"logit_copies", "i32"}, {"logit_units", "i32"}, {"hidden", "i32"}, {"eps", "f32"} },
   tile    = "every",
   task    = { {"ticket", "i32"} },
-  reads   = { {"logits", "f32", role = "compute", lo = "0", hi = "experts", awaits = true} },
+  reads   = { {"logits", "f32", role = "compute", lo = "0", hi = "logit_units", awaits = true} },
   writes  = { {"route", role = "compute", scope = "sm", awaits = true} },
   cost    = "0",
 @*/
@@ -13,6 +14,8 @@
 enum { SIGMOID, SOFTMAX_CHOSEN, SOFTMAX_ALL };
 constexpr int ROWS = (P::experts + 15) / 16 * 16; /* of the router */
 constexpr int WORDS = (P::experts + 31) / 32;
+/* The logits come from router_sum. */
+constexpr bool SUMMED = P::summed && !POSTED;
 static_assert(WORDS <= 4 && P::experts_per_token <= 8, "route holds 4 logits a lane and 8 choices a column");
 
 #ifdef NMK_WIDE
@@ -85,15 +88,41 @@ DEVICE float sum_all(const u32 (&key)[4], float &most)
     return warp_sum(all);
 }
 
+/* A column's sums, and what makes logits of them. */
+constexpr int SUMS = ROWS + 2;
+DEVICE const long long *sums_of(const float *logits, int column) { return (const long long *)logits + column * SUMS; }
+DEVICE longlong2 two_sums(const long long *sums)
+{
+    longlong2 sum = make_longlong2(0, 0);
+#pragma unroll
+    for (int i = 0; i < P::logit_copies; i++) {
+        const longlong2 v = __ldcg((const longlong2 *)(sums + i * (NMK_COLUMNS * SUMS)));
+        sum.x += v.x, sum.y += v.y;
+    }
+    return sum;
+}
+DEVICE float scale_of(const long long *sums)
+{
+    const longlong2 squares = two_sums(sums + ROWS);
+    return rsqrtf(nmk_squares(squares.x, squares.y) * (1.f / P::hidden) + P::eps) * (1.f / (1 << NMK_FIXED_BITS));
+}
+
 /* The lane's four logits of a column. */
-DEVICE void load_keys(Consumer &c, const float *logits, u32 (&key)[4])
+DEVICE void load_keys(Consumer &c, const float *logits, int column, u32 (&key)[4])
 {
     float4 v = make_float4(0, 0, 0, 0);
     u32 looks = 0;
+    if constexpr (SUMMED) {
+        const long long *sums = sums_of(logits, column), *four = sums + min(c.lane * 4, ROWS - 4);
+        const longlong2 u = two_sums(four), w = two_sums(four + 2);
+        const float scale = scale_of(sums);
+        v = make_float4((float)u.x * scale, (float)u.y * scale, (float)w.x * scale, (float)w.y * scale);
+    } else {
 #pragma unroll 1
-    do {
-        if (c.lane * 4 < P::experts) v = load_floats((const float4 *)logits + c.lane);
-    } while (POSTED && c.lacks(least(v), looks));
+        do {
+            if (c.lane * 4 < P::experts) v = load_floats((const float4 *)(logits + column * ROWS) + c.lane);
+        } while (POSTED && c.lacks(least(v), looks));
+    }
     key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -133,10 +162,17 @@ DEVICE void route_alone(Consumer &c, const float *logits, int b)
     if (c.warp < 4) {
         float v = 0;
         u32 looks = 0;
+        if constexpr (SUMMED) {
+            const long long *sums = sums_of(logits, s.only);
+            const longlong2 two = two_sums(sums + min(thread & ~1, ROWS - 2));
+            v = (float)(thread & 1 ? two.y : two.x) * scale_of(sums);
+        } else {
+            logits += s.only * ROWS;
 #pragma unroll 1
-        do {
-            if (P::experts == 128 || thread < P::experts) v = load_float(logits + thread);
-        } while (POSTED && c.lacks(__float_as_uint(v), looks));
+            do {
+                if (P::experts == 128 || thread < P::experts) v = load_float(logits + thread);
+            } while (POSTED && c.lacks(__float_as_uint(v), looks));
+        }
         mine = P::experts == 128 || thread < P::experts ? key_of(v) : 0;
         s.logit[thread] = mine;
         const u32 *keys = s.logit + c.warp * 32;
@@ -192,7 +228,7 @@ DEVICE void route_all(Consumer &c, const float *logits, int b)
     float all = 0, most = 0;
     ((float2 *)s.weight[b])[c.warp * 32 + lane] = make_float2(0, 0);
     if (live) {
-        load_keys(c, logits + n * ROWS, key);
+        load_keys(c, logits, n, key);
         if (P::route_score == SOFTMAX_ALL) all = sum_all(key, most);
         choose_largest<P::experts_per_token>(key, lane, expert, logit);
     }
@@ -234,7 +270,7 @@ DEVICE void compute(Consumer &c, const Task &t)
         u32 key[4], logit = 0;
         int expert = 0;
         float all = 0, most = 0;
-        load_keys(c, logits + n * ROWS, key);
+        load_keys(c, logits, n, key);
         if (P::route_score == SOFTMAX_ALL) all = sum_all(key, most);
         choose_largest<P::experts_per_token>(key, lane, expert, logit);
         if (P::route_score == SOFTMAX_CHOSEN) most = value_of(__shfl_sync(~0u, logit, 0));
@@ -248,7 +284,7 @@ DEVICE void compute(Consumer &c, const Task &t)
     c.arrive(&s.route_listed[b]), c.arrive(&s.route_ready[b]);
 #else
     if constexpr (POSTED) c.wait(&s.route_free[b], (c.desc()[7] >> 1 & 1) ^ 1);
-    if (s.only >= 0) route_alone(c, logits + s.only * ROWS, b);
+    if (s.only >= 0) route_alone(c, logits, b);
     else route_all(c, logits, b);
 #endif
     if (threadIdx.x == 0 && blockIdx.x == 0) {
@@ -260,12 +296,21 @@ DEVICE void compute(Consumer &c, const Task &t)
 
 //@reference
 /* All scores are monotone, so the largest logits are the largest scores; ties go to the lowest expert. */
-const float *logits = vm->forced ? (const float *)(vm->forced + (size_t)t.logits * 128) : buffer(vm, t.logits);
+const void *from = vm->forced ? vm->forced + (size_t)t.logits * 128 : buffer(vm, t.logits);
+const int posted = variant_of(vm)->exchange_bytes > 0, summed = P.summed && !posted, rows = (P.experts + 15) / 16 * 16;
+const uint64_t *sums = from;
 struct vm_route *r = &sm->route[d[7] & 1];
-float weight[NMK_COLUMNS][P.experts];
+float weight[NMK_COLUMNS][P.experts], logits[P.experts];
 memset(weight, 0, sizeof weight);
-for (int n = 0; n < NMK_COLUMNS; n++, logits += (P.experts + 15) / 16 * 16) {
+for (int n = 0; n < NMK_COLUMNS; n++) {
     if (!active(vm, n)) continue;
+    uint64_t sum[rows + 2];
+    memset(sum, 0, sizeof sum);
+    for (int i = 0; summed && i < P.logit_copies * (rows + 2); i++)
+        sum[i % (rows + 2)] += sums[(i / (rows + 2) * NMK_COLUMNS + n) * (rows + 2) + i % (rows + 2)];
+    const float scale = 1.0f / sqrtf(nmk_squares(sum[rows], sum[rows + 1]) / P.hidden + P.eps) / (1 << NMK_FIXED_BITS);
+    for (int e = 0; e < P.experts; e++)
+        logits[e] = summed ? (float)(int64_t)sum[e] * scale : ((const float *)from)[n * rows + e];
     float most = 0, all = 0; /* of softmax */
     int chosen[P.experts_per_token];
     for (int k = 0; k < P.experts_per_token; k++) {
@@ -283,7 +328,6 @@ for (int n = 0; n < NMK_COLUMNS; n++, logits += (P.experts + 15) / 16 * 16) {
         weight[n][chosen[k]] = expf(logits[chosen[k]] - most) / all;
 }
 /* Of h: of each pair of both one after the other, in order of columns or of experts; or with room for all of them. */
-const int posted = variant_of(vm)->exchange_bytes > 0;
 int pairs = 0, of_column[NMK_COLUMNS];
 for (int n = 0; n < NMK_COLUMNS; n++) of_column[n] = n * P.experts_per_token;
 r->instance = d[7], r->active = 0;

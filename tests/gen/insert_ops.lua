@@ -64,6 +64,22 @@ do
   t.case("one buffer more", text:find("\nlogits.scale_it at ", 1, true), "none")
 end
 
+do -- logits that are sums of integers, and those that an op can be inserted at
+  local spec = t.read("tests/models/tiny-qwen3-moe.yaml")
+  local function layer(insertions)
+    local _, text, why = t.run(nmkgen .. "plan " .. t.write(t.folder .. "/moe.yaml", spec .. insertions))
+    return waves(text, "shown: 0"), text, why
+  end
+  local names, text, why = layer("")
+  t.same("SMs add up logits", names, "norm qkv clear_logits attention combine o_proj router_sum residual route "
+    .. "mlp_norm expert_up expert_down mlp_residual")
+  t.case("what their reader makes of them", text:find("\nlogits +f32 "), why)
+  names, text, why = layer("insert:\n  - { op: scale_it, value: logits, with: { scale: 2 } }\n")
+  t.same("there are logits to insert at", names, "norm qkv attention combine o_proj residual mlp_norm router scale_it "
+    .. "route expert_up expert_down mlp_residual")
+  t.case("in a buffer of their own", text:find("\nlogits.scale_it at ", 1, true), why)
+end
+
 do
   local text, why = plan("  - { op: scale_it, value: logits, layers: [2], with: { scale: 2 } }\n"
     .. "  - { op: row_max, value: logits, layers: [2], with: { floor: 1 } }\n")

@@ -118,6 +118,7 @@ refuses("load reads this step's data",
   "//@device compute", "//@device load\nDEVICE void load(Loader &c, const Task &t) {}\n//@device compute")
 refuses("compute writes global memory", AT .. "8:17: writes 'y': only help or store may write global memory",
   'role = "store"', 'role = "compute"')
+t.case("but may add there", (t.messages("add", changed('role = "store"', 'role = "compute", adds = true'))), "")
 refuses("two roles write",
   AT .. "8:87: writes 'z': by role help, but another buffer is written by store; one role must write all",
   'hi = "(tile+tiles)*16"} },\n  cost',

@@ -38,25 +38,30 @@ static int kind_of(const char *name) {
     return -1;
 }
 
+/* Element i of column n; logits may be sums, of which there are copies (ops/router_sum.cu). */
+static double value_of(const uint8_t *arena, int b, int k, int n, int i) {
+    const void *from = arena + (size_t)nmk_buffers[b].offset128 * 128;
+    const int row = (NMK_EXPERTS + 15) / 16 * 16 + 2,
+              columns = (int)nmk_buffers[b].bytes / (row * (int)sizeof(int64_t));
+    if (!strcmp(EXCHANGED[k].base, "logits") && columns >= NMK_COLUMNS) {
+        double sum = 0;
+        for (int c = n; c < columns; c += NMK_COLUMNS) sum += (double)((const int64_t *)from)[c * row + i];
+        return sum;
+    }
+    const int at = n * EXCHANGED[k].width + i;
+    return EXCHANGED[k].is_bf16 ? bf16(((const uint16_t *)from)[at]) : ((const float *)from)[at];
+}
+
 /* The relative error of every buffer; largest of the step, printed when `verbose`. */
 static double compare(const uint8_t *gpu, const uint8_t *cpu, const nmk_column *column, bool verbose) {
     double most = 0;
     for (int b = 0; b < nmk_buffer_count; b++) {
         const int k = kind_of(nmk_buffers[b].name);
         if (k < 0) continue;
-        const size_t at = (size_t)nmk_buffers[b].offset128 * 128;
         distance d = {0};
-        for (int n = 0; n < NMK_COLUMNS; n++) {
-            if (column[n].pos < 0) continue;
-            for (int i = 0; i < EXCHANGED[k].width; i++) {
-                const size_t j = (size_t)(n * EXCHANGED[k].width + i);
-                if (EXCHANGED[k].is_bf16)
-                    add(&d, bf16(((const uint16_t *)(const void *)(gpu + at))[j]),
-                        bf16(((const uint16_t *)(const void *)(cpu + at))[j]));
-                else
-                    add(&d, ((const float *)(const void *)(gpu + at))[j], ((const float *)(const void *)(cpu + at))[j]);
-            }
-        }
+        for (int n = 0; n < NMK_COLUMNS; n++)
+            for (int i = 0; i < EXCHANGED[k].width && column[n].pos >= 0; i++)
+                add(&d, value_of(gpu, b, k, n, i), value_of(cpu, b, k, n, i));
         if (verbose || !(relative(&d) < LIMIT))
             printf("#   %-12s relative %.2e, worst %.2e\n", nmk_buffers[b].name, relative(&d), d.worst);
         if (!(relative(&d) <= most)) most = relative(&d);

@@ -343,6 +343,23 @@ static void test_offer(void) {
     result(good, "the most likely tokens", "best %d, last %d", top[0].id, top[NMK_TOPS - 1].id);
 }
 
+/* Parts of logits and of squares as integers, and back. */
+static void test_fixed(void) {
+    const float limit = 1 << 26;
+    result(nmk_fixed(1) == 1u << 28 && nmk_fixed(-0.5f) == (uint64_t) - (1 << 27) && nmk_fixed(0) == 0,
+           "a part of a logit in units of 2^-28", "1 is %llx", nmk_fixed(1));
+    result(nmk_fixed(1e30f) == nmk_fixed(limit) && nmk_fixed(-INFINITY) == nmk_fixed(-limit) &&
+               nmk_fixed(NAN) == nmk_fixed(-limit) && nmk_fixed(limit) == 1ull << 54,
+           "what is too large is cut off", "most %llx", nmk_fixed(limit));
+    float worst = 0;
+    for (float v = 1e-9f; v < 6e13f; v *= 1.37f) {
+        const float back = nmk_squares(nmk_fixed_square(v, 0), nmk_fixed_square(v, 1)), wrong = fabsf(back - v) / v;
+        if (wrong > worst) worst = wrong;
+    }
+    result(worst < 4e-6f && nmk_squares(nmk_fixed_square(NAN, 0), nmk_fixed_square(-1, 1)) == 0,
+           "squares of any magnitude", "relative error %.1e", (double)worst);
+}
+
 static int32_t place(const char *name) {
     for (int i = 0; i < nmk_buffer_count; i++)
         if (!strcmp(nmk_buffers[i].name, name)) return nmk_buffers[i].offset128;
@@ -651,6 +668,7 @@ int main(void) {
     test_sample();
     test_score_key();
     test_adjusted();
+    test_fixed();
     test_narrow();
     test_offer();
     test_share();

@@ -25,6 +25,24 @@ for _, case in ipairs(CASES) do
       :format(b:name(sm, reader), buffer, writer))
 end
 
+-- Sums that consumers add to: their SM's storers tell of them.
+local summed = helper.build("qwen3-30b-a3b")
+local sums = helper.words(summed)
+helper.proved("sums of all SMs", summed, sums)
+local s = helper.broken(summed, sums)
+s:lose(90, s:find(90, "layer1.route"))
+helper.refused("a route without its wait", s,
+  ("%s reads logits without being ordered after layer1.router_sum on SM * (task *), which writes it*")
+    :format(s:name(90, "layer1.route")))
+s = helper.broken(summed, sums)
+s:lose(0, s:find(0, "layer5.clear_logits"))
+helper.refused("sums emptied before all have read them", s, {
+  ("%s writes logits without being ordered after layer4.router_sum on SM 0 (task *), which writes it before")
+    :format(s:name(0, "layer5.clear_logits")),
+  ("%s writes logits without being ordered after layer4.route on SM 0 (task *), which reads what it overwrites")
+    :format(s:name(0, "layer5.clear_logits")),
+})
+
 -- The same on every SM is one message.
 local b = helper.broken(g, words)
 for sm = 0, g.sms - 1 do b:lose(sm, b:find(sm, "layer3.attention")) end

@@ -48,6 +48,7 @@
 --                       null counts as absent; an absent value is a mistake only where required;
 --                       or_path: other places where the same fact may stand, with | between them
 --   insert(m)           optional: what every model of the family inserts, as a spec does: { op, value, layers, with }
+-- While the graph is made m.sums_logits says whether the router's logits may be sums that SMs add to (gen/graph.lua).
 local rope = library("rope")
 
 local decoder = {}
@@ -143,17 +144,22 @@ local PARALLEL = {
   { "residual", after = { "o_proj", "down" } },
 }
 
+-- The router's logits come of sums that SMs add to, without a norm, or of a product with the normalised residual: a
+-- layer has the waves clear_logits, router_sum and early_route, or router and route.
 local SEQUENTIAL = {
   { "norm", after = {} },
   { "qkv", after = { "norm" } },
+  { "clear_logits", after = { "norm" }, moe = true },
   { "attention", after = { "qkv" } },
   { "combine", after = { "attention" } },
   { "o_proj", after = { "combine" } },
+  { "router_sum", after = { "o_proj", "clear_logits" }, moe = true },
   { "residual", after = { "o_proj" } },
+  { "early_route", after = { "router_sum", "residual" }, moe = true },
   { "mlp_norm", after = { "residual" } },
   { "router", after = { "mlp_norm" }, moe = true },
   { "route", after = { "router" }, moe = true },
-  { "up", after = { "mlp_norm", "route" } },
+  { "up", after = { "mlp_norm", "early_route", "route" } },
   { "down", after = { "up" } },
   { "mlp_residual", after = { "down" } },
 }
@@ -199,12 +205,13 @@ local function has_key(M, name)
 end
 
 local function waves_of(all, moe)
-  local waves = {}
+  local waves, of_moe = {}, {}
+  for _, wave in ipairs(all) do of_moe[wave[1]] = wave.moe end
   for _, wave in ipairs(all) do
     if moe or not wave.moe then
       local after = {}
       for _, before in ipairs(wave.after) do
-        if moe or before ~= "route" and before ~= "gather" then after[#after + 1] = before end
+        if moe or not of_moe[before] then after[#after + 1] = before end
       end
       waves[#waves + 1] = { wave[1], after = after }
     end
@@ -220,6 +227,9 @@ local function round_up(n, unit) return (n + unit - 1) // unit * unit end
 -- Rows of the embedding, and of the router: whole tiles.
 local function vocab_rows(s) return round_up(s.vocab, 16) end
 local function router_rows(s) return round_up(s.experts, 16) end
+
+-- Of the sums that make the router's logits: additions to one place come one after the other.
+local LOGIT_COPIES = 4
 
 -- Query heads of a kv head, by twos: as ops/attention.cu lays out partials.
 local function group_pairs(s) return (s.heads // s.kv_heads + 1) // 2 end
@@ -266,6 +276,18 @@ function decoder.complete(M, facts)
   local function attention(i, s) return facts.attention and facts.attention(i, s) or "full" end
   local function name_of(what) return facts.names and facts.names[what] or NAMES[what] end
 
+  -- Whether SMs add up the router's logits, each for its rows of the residual. Not with more columns than a product
+  -- has: the sums are many then, and a launch is long.
+  local function summable(m)
+    return moe and facts.sequential and not facts.layer_norm and not fact("o_bias", m.shape) and m.sums_logits
+      and m.schedule.columns <= 8 or false
+  end
+  -- What tells by itself that it is there cannot be a sum.
+  local function summed(m) return summable(m) and m.schedule.exchange ~= "validated" end
+  local function logit_units(m)                                         -- as ops/router_sum.cu counts
+    return summed(m) and LOGIT_COPIES * m.schedule.columns or router_rows(m.shape)
+  end
+
   parts.rules = {}
   parts.residuals = facts.sequential and 2 or nil
   parts.waves = waves_of(facts.sequential and SEQUENTIAL or PARALLEL, moe)
@@ -298,7 +320,8 @@ function decoder.complete(M, facts)
       full_layers = full, sliding_layers = s.layers - full,
       rope_halves = number(facts.rope_halves), qk_norm = number(fact("qk_norm", s)),
       qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
-      route_score = ROUTES[fact("route", s) or "sigmoid"],
+      route_score = ROUTES[fact("route", s) or "sigmoid"], summed = number(summable(m)),
+      logit_copies = LOGIT_COPIES, logit_units = moe and logit_units(m) or 0,
       part_slots = part_slots, sequential = number(facts.sequential),
       attn_units = m.schedule.columns * s.kv_heads * group_pairs(s) * (s.head_dim // 16),  -- as ops/combine.cu counts
       h_units = expert_slots(m) * ((s.expert_ff or 0) // 8),           -- as ops/expert_up.cu claims
@@ -318,7 +341,8 @@ function decoder.complete(M, facts)
     row("x1", s.hidden, 4)
     row("xb0", s.hidden, 2)
     row("xb1", s.hidden, 2)
-    if moe then row("logits", router_rows(s), 4) end
+    if moe and summed(m) then buffer("logits", logit_units(m) * (router_rows(s) + 2) * 8, logit_units(m)) end
+    if moe and not summed(m) then row("logits", router_rows(s), 4) end
     row("qkv", qkv_rows(s), 2)
     buffer("part", v.part_slots * group_pairs(s) * (2 * s.head_dim + 4) * 4, v.part_slots)
     buffer("attn", cols * v.q_width * 2, v.attn_units)
@@ -398,8 +422,16 @@ function decoder.complete(M, facts)
       block.up = { op = "dense_up", tiles = s.dense_ff // 8, weights = from("dense_up") }
       block.down = { op = "dense_down", tiles = s.hidden // 16, weights = from("dense_down") }
     else
-      block.router = { op = "router", tiles = router_rows(s) // 16, weights = from("router") }
-      block.route = { op = "route", fields = { ticket = i } }
+      local route = { op = "route", fields = { ticket = i } }
+      if summed(m) then
+        block.clear_logits = { op = "clear_logits" }
+        block.router_sum = { op = "router_sum", tiles = s.hidden // 16, weights = from("router") }
+        block.router_sum.weights.gamma_kib = { array = "mlp_norm", layer = i }
+        block.early_route = route
+      else
+        block.router = { op = "router", tiles = router_rows(s) // 16, weights = from("router") }
+        block.route = route
+      end
       block.up = { op = "expert_up", weights = from("up"), fields = { ticket = i } }  -- rank: the schedule's
       block.down = { op = "expert_down", tiles = s.hidden // 16, weights = from("down") }
     end

@@ -78,7 +78,9 @@
 #define NMK_HIDDEN 256
 #define NMK_KV_HEADS 1
 #define NMK_LAYERS 5
+#define NMK_LOGIT_COPIES 4
 #define NMK_LOGIT_SCALE 1.0f
+#define NMK_LOGIT_UNITS 16
 #define NMK_MAX_CONTEXT 4096
 #define NMK_NORM_MEAN 0
 #define NMK_PART_SLOTS 256
@@ -89,6 +91,7 @@
 #define NMK_ROUTE_SCORE 0
 #define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
+#define NMK_SUMMED 0
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
 #define NMK_WINDOW 128
@@ -96,28 +99,28 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 36
+#define NMK_OPCODES 38
 
 enum nmk_opcode {
     NMK_OP_END = 0,
     NMK_OP_ATTENTION = 1,
     NMK_OP_CLEAR_CUTS = 2,
-    NMK_OP_COMBINE = 3,
-    NMK_OP_CUT = 4,
-    NMK_OP_DENSE_DOWN = 5,
-    NMK_OP_DENSE_UP = 6,
-    NMK_OP_DRAW = 7,
-    NMK_OP_EMBED = 8,
-    NMK_OP_EXPERT_DOWN = 9,
-    NMK_OP_EXPERT_UP = 10,
-    NMK_OP_LM_HEAD = 11,
-    NMK_OP_NORM = 12,
-    NMK_OP_O_PROJ = 13,
-    NMK_OP_QKV = 14,
-    NMK_OP_RESIDUAL = 15,
-    NMK_OP_ROUTE = 18,
-    NMK_OP_ROUTER = 19,
-    NMK_OP_SAMPLE = 20,
+    NMK_OP_COMBINE = 4,
+    NMK_OP_CUT = 5,
+    NMK_OP_DENSE_DOWN = 6,
+    NMK_OP_DENSE_UP = 7,
+    NMK_OP_DRAW = 8,
+    NMK_OP_EMBED = 9,
+    NMK_OP_EXPERT_DOWN = 10,
+    NMK_OP_EXPERT_UP = 11,
+    NMK_OP_LM_HEAD = 12,
+    NMK_OP_NORM = 13,
+    NMK_OP_O_PROJ = 14,
+    NMK_OP_QKV = 15,
+    NMK_OP_RESIDUAL = 16,
+    NMK_OP_ROUTE = 19,
+    NMK_OP_ROUTER = 20,
+    NMK_OP_SAMPLE = 22,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {

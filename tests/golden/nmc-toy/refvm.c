@@ -2,11 +2,13 @@
 ... templates/refvm.c
 ... templates/random.h
 ... templates/sampling.h
+... templates/fixed.h
 ... templates/claim.h
 ... templates/refvm.c
 ... templates/refvm.c
     {2, 0, 0}, /* attention */
     {1, 1, 0}, /* clear_cuts */
+    {1, 1, 0}, /* clear_logits */
     {1, 1, 0}, /* combine */
     {1, 1, 1}, /* cut */
     {0, 0, 0}, /* dense_down */
@@ -24,6 +26,7 @@
     {1, 1, 0}, /* round_x */
     {0, 0, 0}, /* route */
     {2, 0, 0}, /* router */
+    {0, 0, 0}, /* router_sum */
     {0, 1, 0}, /* sample */
     {1, 1, 0}, /* wide_norm */
     {1, 0, 0}, /* prefill_attention */
@@ -443,8 +446,14 @@ static const struct {
     int32_t experts;
     int32_t experts_per_token;
     int32_t route_score;
+    int32_t summed;
+    int32_t logit_copies;
+    int32_t logit_units;
+    int32_t hidden;
+    float eps;
 } route_params = {
-    .experts = 16, .experts_per_token = 4, .route_score = 0
+    .experts = 16, .experts_per_token = 4, .route_score = 0, .summed = 0, .logit_copies = 4, .logit_units = 16,
+    .hidden = 256, .eps = 1e-06f
 };
 struct route_task {
     int32_t ticket;

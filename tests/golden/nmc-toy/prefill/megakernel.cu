@@ -78,7 +78,9 @@ namespace of_chunk {
 #define NMK_KEY_TOKENS 9216
 #define NMK_KV_HEADS 1
 #define NMK_LAYERS 5
+#define NMK_LOGIT_COPIES 4
 #define NMK_LOGIT_SCALE 1.0f
+#define NMK_LOGIT_UNITS 16
 #define NMK_MAX_CONTEXT 4096
 #define NMK_NORM_MEAN 0
 #define NMK_O_BIAS 0
@@ -93,6 +95,7 @@ namespace of_chunk {
 #define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_SPANS 64
+#define NMK_SUMMED 0
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
 #define NMK_WINDOW 128
@@ -100,24 +103,24 @@ namespace of_chunk {
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 36
+#define NMK_OPCODES 38
 
 enum nmk_opcode {
     NMK_OP_END = 0,
-    NMK_OP_PREFILL_ATTENTION = 22,
-    NMK_OP_PREFILL_DOWN = 23,
-    NMK_OP_PREFILL_EMBED = 24,
-    NMK_OP_PREFILL_EXPERT_DOWN = 25,
-    NMK_OP_PREFILL_EXPERT_UP = 26,
-    NMK_OP_PREFILL_GATHER = 27,
-    NMK_OP_PREFILL_NORM = 28,
-    NMK_OP_PREFILL_O_PROJ = 29,
-    NMK_OP_PREFILL_QKV = 30,
-    NMK_OP_PREFILL_ROUTE = 31,
-    NMK_OP_PREFILL_ROUTER = 32,
-    NMK_OP_PREFILL_SORT = 33,
-    NMK_OP_PREFILL_UNPACK = 34,
-    NMK_OP_PREFILL_UP = 35,
+    NMK_OP_PREFILL_ATTENTION = 24,
+    NMK_OP_PREFILL_DOWN = 25,
+    NMK_OP_PREFILL_EMBED = 26,
+    NMK_OP_PREFILL_EXPERT_DOWN = 27,
+    NMK_OP_PREFILL_EXPERT_UP = 28,
+    NMK_OP_PREFILL_GATHER = 29,
+    NMK_OP_PREFILL_NORM = 30,
+    NMK_OP_PREFILL_O_PROJ = 31,
+    NMK_OP_PREFILL_QKV = 32,
+    NMK_OP_PREFILL_ROUTE = 33,
+    NMK_OP_PREFILL_ROUTER = 34,
+    NMK_OP_PREFILL_SORT = 35,
+    NMK_OP_PREFILL_UNPACK = 36,
+    NMK_OP_PREFILL_UP = 37,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -692,7 +695,9 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_KV_PAGE_BYTES_SLIDING
 #undef NMK_L2_STAGES
 #undef NMK_LAYERS
+#undef NMK_LOGIT_COPIES
 #undef NMK_LOGIT_SCALE
+#undef NMK_LOGIT_UNITS
 #undef NMK_MASKED_LOGIT
 #undef NMK_MASK_FLAGS
 #undef NMK_MASK_WORDS
@@ -745,6 +750,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_SPANS
 #undef NMK_STAGE_BYTES
 #undef NMK_STOP_IDS
+#undef NMK_SUMMED
 #undef NMK_THREADS
 #undef NMK_TICKETS
 #undef NMK_TOPS

@@ -2,6 +2,7 @@
 ... templates/refvm.c
 ... templates/random.h
 ... templates/sampling.h
+... templates/fixed.h
 ... templates/claim.h
 ... templates/refvm.c
 ... templates/packed.h
@@ -9,6 +10,7 @@
 ... templates/refvm.c
     {2, 0, 0}, /* attention */
     {1, 1, 0}, /* clear_cuts */
+    {1, 1, 0}, /* clear_logits */
     {1, 1, 0}, /* combine */
     {1, 1, 1}, /* cut */
     {0, 0, 0}, /* dense_down */
@@ -26,6 +28,7 @@
     {1, 1, 0}, /* round_x */
     {0, 0, 0}, /* route */
     {2, 0, 0}, /* router */
+    {0, 0, 0}, /* router_sum */
     {0, 1, 0}, /* sample */
     {1, 1, 0}, /* wide_norm */
     {1, 0, 0}, /* prefill_attention */
