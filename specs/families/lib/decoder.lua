@@ -154,7 +154,7 @@ local SEQUENTIAL = {
   { "combine", after = { "attention" } },
   { "o_proj", after = { "combine" } },
   { "router_sum", after = { "o_proj", "clear_logits" }, moe = true },
-  { "residual", after = { "o_proj" } },
+  { "residual", after = { "o_proj", "router_sum" } },                  -- which hands the sum on
   { "early_route", after = { "router_sum", "residual" }, moe = true },
   { "mlp_norm", after = { "residual" } },
   { "router", after = { "mlp_norm" }, moe = true },
