@@ -840,6 +840,34 @@ struct Loader : Context {
     }
 };
 
+/* ------------------------------------------------------------------------------------------------ row tiles */
+
+/* What the consumer warps have of a row tile, one behind the other, summed up in their order.  seen: the OR of a word
+ * of each. */
+DEVICE float4 sum_warps(const float4 *d, u32 &seen)
+{
+    float4 sum = d[0];
+    seen = __float_as_uint(sum.x);
+#pragma unroll
+    for (int i = 1; i < WARPS_COMPUTE; i++) {
+        const float4 a = d[i * 32];
+        sum.x += a.x, sum.y += a.y, sum.z += a.z, sum.w += a.w;
+        seen |= __float_as_uint(a.x);
+    }
+    return sum;
+}
+
+/* By a warp that has a row tile, rows g and g+8 of columns 2t and 2t+1: the squares of its 16 rows, of each column. */
+DEVICE void sum_squares(const float (&v)[4], float (&squares)[2])
+{
+    squares[0] = v[0] * v[0] + v[2] * v[2], squares[1] = v[1] * v[1] + v[3] * v[3];
+#pragma unroll
+    for (int s = 4; s <= 16; s <<= 1) {
+        squares[0] += __shfl_xor_sync(~0u, squares[0], s);
+        squares[1] += __shfl_xor_sync(~0u, squares[1], s);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------ compute */
 
 struct Consumer : Context {
@@ -1377,15 +1405,8 @@ struct Storer : Context {
     /* The job's tile, summed over the consumer warps in order: rows g, g (columns 2t, 2t+1), g+8, g+8. */
     __device__ __forceinline__ void take(float (&v)[4])
     {
-        const float4 *d = job_data();
-        float4 sum = d[0];
-        u32 seen = __float_as_uint(sum.x);
-#pragma unroll
-        for (int i = 1; i < WARPS_COMPUTE; i++) {
-            const float4 a = d[i * 32];
-            sum.x += a.x, sum.y += a.y, sum.z += a.z, sum.w += a.w;
-            seen |= __float_as_uint(a.x);
-        }
+        u32 seen;
+        const float4 sum = sum_warps(job_data(), seen);
         v[0] = sum.x, v[1] = sum.y, v[2] = sum.z, v[3] = sum.w;
         free_job(seen);
     }

@@ -81,12 +81,8 @@ DEVICE void store(Storer &c, const Task &t)
         if constexpr (P::qkv_bias) v[0] += bias[0], v[1] += bias[0], v[2] += bias[1], v[3] += bias[1];
         if constexpr (P::qk_norm) {
             if (row < Q + KV) {
-                float squares[2] = {v[0] * v[0] + v[2] * v[2], v[1] * v[1] + v[3] * v[3]};
-#pragma unroll
-                for (int s = 4; s <= 16; s <<= 1) {
-                    squares[0] += __shfl_xor_sync(~0u, squares[0], s);
-                    squares[1] += __shfl_xor_sync(~0u, squares[1], s);
-                }
+                float squares[2];
+                sum_squares(v, squares);
 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     if (c.g() == 0 && c.live(n0 + j))

@@ -61,12 +61,8 @@ DEVICE void compute(Consumer &c, const Task &t)
     const int column = 2 * c.t();
     parts[c.warp * 32 + lane] = make_float4(c.acc[0][0], c.acc[0][1], c.acc[0][2], c.acc[0][3]);
     barrier_compute();
-    float4 x = parts[lane]; /* in the order in which the storers add it up */
-#pragma unroll
-    for (int w = 1; w < WARPS_COMPUTE; w++) {
-        const float4 v = parts[w * 32 + lane];
-        x.x += v.x, x.y += v.y, x.z += v.z, x.w += v.w;
-    }
+    u32 seen;
+    const float4 x = sum_warps(parts + lane, seen); /* the same bits that the storers get */
     auto add = [&](int row, int j, u64 v) {
         if (c.live(column + j)) atomicAdd(sums + (column + j) * ROW + row, v);
     };
@@ -89,12 +85,9 @@ DEVICE void compute(Consumer &c, const Task &t)
         }
     }
     if (c.warp == WARPS_COMPUTE - 1) {
-        float squares[2] = {x.x * x.x + x.z * x.z, x.y * x.y + x.w * x.w};
-#pragma unroll
-        for (int s = 4; s <= 16; s <<= 1) {
-            squares[0] += __shfl_xor_sync(~0u, squares[0], s);
-            squares[1] += __shfl_xor_sync(~0u, squares[1], s);
-        }
+        const float v[4] = {x.x, x.y, x.z, x.w};
+        float squares[2];
+        sum_squares(v, squares);
 #pragma unroll
         for (int j = 0; j < 2; j++)
             if (c.g() < 2) add(EXPERT_TILES * 16 + c.g(), j, nmk_fixed_square(squares[j], c.g()));
