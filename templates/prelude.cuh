@@ -1016,14 +1016,32 @@ DEVICE void multiply_shared(Consumer &c, float (&even)[4], float (&odd)[4])
     }
 }
 
+/* With NMK_X_UNSCALED the fragments are x * gamma, and this is what is missing: of the columns 2t and 2t+1 the factor
+ * that their sums of squares make, which the norm left by warps.  So nobody waits for the other warps between x and the
+ * first product, but behind it. */
+DEVICE void norm_factors(Consumer &c, float (&factor)[2])
+{
+    float2 sum = make_float2(0, 0);
+    barrier_compute();
+#pragma unroll
+    for (int w = 0; w < WARPS_COMPUTE; w++) {
+        const float2 v = *(const float2 *)&c.s.sum[w][2 * c.t()];
+        sum.x += v.x, sum.y += v.y;
+    }
+    factor[0] = rsqrtf(sum.x * (1.f / NMK_HIDDEN) + NMK_X_EPS);
+    factor[1] = rsqrtf(sum.y * (1.f / NMK_HIDDEN) + NMK_X_EPS);
+}
+
 /* Row tiles of 16 rows times the normalised x; each goes to the storers.  claimed: after the first `tiles` more follow
  * until the producer's end mark, their number in the stage's tag. */
 DEVICE void gemm_x_compute(Consumer &c, int tiles, bool claimed)
 {
     typedef PackedX L;
     int mark = 0; /* the end of claimed tiles is handed on as one mark for each storer */
+    float factor[2] = {1, 1};
+    int i = 0;
 #pragma unroll 1
-    for (int i = 0; i < tiles || (claimed && !c.gone()); i++) {
+    for (; i < tiles || (claimed && !c.gone()); i++) {
         float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
         if (!mark) {
             c.wait_full(c.slot);
@@ -1063,9 +1081,16 @@ DEVICE void gemm_x_compute(Consumer &c, int tiles, bool claimed)
         } else if (c.warp == 0 && c.lane == 0) {
             c.s.job_tag[c.job % TAGS] = -mark;
         }
+        if (NMK_X_UNSCALED) { /* once a task: what stays in registers between tasks would cost attention its own */
+            if (i == 0) norm_factors(c, factor);
+#pragma unroll
+            for (int k = 0; k < 4; k++) even[k] *= factor[k & 1];
+        }
         c.hand(even);
         if (mark && mark++ == WARPS_STORE) break;
     }
+    /* In a step that is lost some warps may see tiles where others see none, but all of them meet. */
+    if (NMK_X_UNSCALED && i == 0) barrier_compute();
 }
 
 template <class Task> DEVICE void gemm_x_load(Loader &c, const Task &t)

@@ -56,6 +56,7 @@ struct vm_sm {
 #endif
 #if NMK_COLUMNS <= 8
     uint16_t xn[NMK_COLUMNS][NMK_HIDDEN];
+    float factor[NMK_COLUMNS]; /* of every product by it */
 #endif
     int claimed, held; /* units that the present task has claimed; the one it has not computed yet, or -1 */
     struct softmax softmax; /* attention's, of the chunk it is at */
@@ -386,11 +387,11 @@ static int claim(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d, int tick
     if (next < 0 || next >= NMK_CLAIM_UNITS) return fail(sm, "unit %d: a step has %d", next, NMK_CLAIM_UNITS);
     return atomic_exchange(&c->owner[next], (short)(sm->id + 1)) ? fail(sm, "unit %d is claimed twice", next) : MORE;
 }
-/* The normalised x of a column: the SM's own, or, of more columns than an MMA takes, all SMs'. */
+/* A row of weights times a column's normalised x: the SM's own, or, of more columns than an MMA takes, all SMs'. */
 #if NMK_COLUMNS <= 8
-#define XN(n) sm->xn[n]
+#define TIMES_X(weights, n) (dot(weights, sm->xn[n], P.hidden) * sm->factor[n])
 #else
-#define XN(n) ((const uint16_t *)buffer(vm, t.xn) + (n) * P.hidden)
+#define TIMES_X(weights, n) dot(weights, (const uint16_t *)buffer(vm, t.xn) + (n) * P.hidden, P.hidden)
 #endif
 
 //@slot prefill

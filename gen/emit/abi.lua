@@ -289,6 +289,19 @@ local function x_bytes(model)
   return ops.TILE_COLUMNS * packed * 2
 end
 
+-- Whether the norm leaves a column's factor to the products: where registers hold x, nothing but the sum of its squares
+-- makes the factor, and no other op gives x. A mixture gains nothing by it: there other waits hide the norm.
+local function leaves_factor(model, g, registry)
+  for _, op in ipairs(M.used_ops(g, registry)) do
+    for _, write in ipairs(op.writes) do
+      if write.name == "xn" and op.name ~= "norm" then return false end
+    end
+  end
+  local norm, experts = g.params.norm, model.family_module.values(model).experts or 0
+  local held = not ops.is_wide(model.schedule.columns) and x_bytes(model) == 0
+  return held and norm and norm.norm_mean == 0 and experts == 0
+end
+
 --- Shared memory that a block needs beside the ring, at most. The kernel asserts it.
 function M.shared_rest_bytes(model)
   local columns = model.schedule.columns
@@ -334,6 +347,8 @@ local function all_constants(model, g, registry)
   add("SHARED_REST_BYTES", M.shared_rest_bytes(model))
   add("X_BYTES", x_bytes(model))
   add("X_KEPT", g.kept and 1 or 0)
+  add("X_UNSCALED", leaves_factor(model, g, registry) and 1 or 0)
+  add("X_EPS", g.params.norm and g.params.norm.eps or 0)
   add("THREADS", threads())
   add("ROLES", #ops.ROLES)
   add("COUNTERS", g.counters)

@@ -49,5 +49,5 @@ for (int row = t.tile * 8; row < (t.tile + t.tiles) * 8; row++) {
     for (int n = 0; n < NMK_COLUMNS; n++)
         if (active(vm, n))
             h[n * P.dense_ff + row] =
-                bf16_round(silu(dot(gate, XN(n), P.hidden)) * dot(up, XN(n), P.hidden));
+                bf16_round(silu(TIMES_X(gate, n)) * TIMES_X(up, n));
 }

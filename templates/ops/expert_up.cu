@@ -149,7 +149,7 @@ for (int row = row0; row < row0 + 8; row++) {
     const uint16_t *up = weight_row(vm, t.weight_kib, e, 2 * P.expert_ff, P.hidden, P.expert_ff + row);
     for (int n = 0; n < NMK_COLUMNS; n++) {
         if (r->weight[slot][n] == 0) continue;
-        const float v = silu(dot(gate, XN(n), P.hidden)) * dot(up, XN(n), P.hidden);
+        const float v = silu(TIMES_X(gate, n)) * TIMES_X(up, n);
         h[r->row[slot][n] * P.expert_ff + row] = bf16_round(v * r->weight[slot][n]);
     }
 }

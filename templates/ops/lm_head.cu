@@ -205,7 +205,7 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16 && row < P.vocab; row++) {
         if (!active(vm, n) || !(c->flags & NMK_COLUMN_SAMPLES)) break;
         const size_t at = (size_t)n * P.vocab_rows + (size_t)row;
-        float v = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), XN(n), P.hidden);
+        float v = TIMES_X(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), n);
         v = at_final_logits(v * P.logit_scale);
         if (c->flags & NMK_COLUMN_MASKED && !(mask[row / 32] >> row % 32 & 1)) v = NMK_MASKED_LOGIT;
         if (c->flags & NMK_COLUMN_LOGPROBS) ((float *)buffer(vm, t.raw_logits))[at] = v;

@@ -35,12 +35,18 @@ DEVICE Before before(Consumer &c, const Task &t)
     return b;
 }
 
-/* The whole column's sum of what its lanes have. */
-DEVICE float column_sum(Consumer &c, float sum)
+/* The warp's part of the sum of what a column's lanes have, to where all warps see it. */
+DEVICE void leave_sum(Consumer &c, float sum)
 {
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (c.t() == 0) c.s.sum[c.warp][c.g()] = sum;
+}
+
+/* The whole column's sum. */
+DEVICE float column_sum(Consumer &c, float sum)
+{
+    leave_sum(c, sum);
     barrier_compute();
     float total = 0;
 #pragma unroll
@@ -63,6 +69,16 @@ DEVICE float squares(const uint4 &v, float mean)
 {
     return __fadd_rn(add_squares(add_squares(0, v.x, mean), v.y, mean),
                      add_squares(add_squares(0, v.z, mean), v.w, mean));
+}
+
+/* What x is multiplied with here: with NMK_X_UNSCALED nothing, see norm_factors.  The places of the sums are free: a
+ * norm waits for what all SMs have made of the last one's x, behind all tasks that read its sums, and all warps meet
+ * when that wait is over. */
+DEVICE float factor(Consumer &c, float squares)
+{
+    if (!NMK_X_UNSCALED) return rsqrtf(column_sum(c, squares) * (1.f / P::hidden) + P::eps);
+    leave_sum(c, squares);
+    return 1;
 }
 
 DEVICE u32 scaled(u32 pair, float mean, float scale, u32 gamma)
@@ -116,8 +132,7 @@ DEVICE void of_one(Consumer &c, const Task &t, const Before &b)
     float sum = c.g() < G ? squares(v, 0) : 0.f;
 #pragma unroll
     for (int s = 4; s <= 16; s *= 2) sum += __shfl_xor_sync(~0u, sum, s);
-    const float scale = rsqrtf(column_sum(c, sum) * (1.f / P::hidden) + P::eps);
-    const uint4 y = scaled(v, 0, scale, b.gamma[0]);
+    const uint4 y = scaled(v, 0, factor(c, sum), b.gamma[0]);
     own[c.lane] = make_uint2(y.x, y.y), own[WARPS_COMPUTE * 32 + c.lane] = make_uint2(y.z, y.w);
     __syncwarp();
 #pragma unroll
@@ -154,7 +169,7 @@ template <int N> DEVICE void in_registers(Consumer &c, const Task &t, const Befo
         mean = column_sum(c, all) * (1.f / P::hidden);
         barrier_compute(); /* all have read the sums */
     }
-    const float scale = rsqrtf(column_sum(c, granules_sum<N>(c, v, mean)) * (1.f / P::hidden) + P::eps);
+    const float scale = factor(c, granules_sum<N>(c, v, mean));
 #pragma unroll
     for (int q = 0; q < N; q++) {
         c.x[q] = scaled(v[q], mean, scale, b.gamma[q]);
@@ -244,5 +259,7 @@ for (int n = 0; n < NMK_COLUMNS; n++, x += P.hidden) {
     for (int i = 0; i < P.hidden; i++) squares += (bf16_value(x[i]) - mean) * (bf16_value(x[i]) - mean);
     const float scale = 1.0f / sqrtf((float)(squares / P.hidden) + P.eps);
     for (int i = 0; i < P.hidden; i++)
-        sm->xn[n][i] = bf16_round((bf16_value(x[i]) - (float)mean) * scale * bf16_value(gamma[i]));
+        sm->xn[n][i] =
+            bf16_round((bf16_value(x[i]) - (float)mean) * (NMK_X_UNSCALED ? 1 : scale) * bf16_value(gamma[i]));
+    sm->factor[n] = NMK_X_UNSCALED ? scale : 1;
 }

@@ -158,8 +158,8 @@ for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16; row += 2) {
     for (int n = 0; n < NMK_COLUMNS; n++) {
         const struct nmk_column *c = &vm->control->column[n];
         if (!active(vm, n)) continue;
-        float even = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, first), XN(n), P.hidden);
-        float odd = dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, second), XN(n), P.hidden);
+        float even = TIMES_X(weight_row(vm, t.weight_kib, 0, 0, P.hidden, first), n);
+        float odd = TIMES_X(weight_row(vm, t.weight_kib, 0, 0, P.hidden, second), n);
         if (P.qkv_bias) even += bf16_value(bias[first]), odd += bf16_value(bias[second]);
         if (P.qk_norm && !is_v) { /* before the division by the rms, which attention makes up for */
             float *sum = &squares[n * (width / 16) + row / 16];

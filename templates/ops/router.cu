@@ -40,4 +40,4 @@ for (int row = t.tile * 16; row < (t.tile + t.tiles) * 16; row++)
     for (int n = 0; n < NMK_COLUMNS; n++)
         if (active(vm, n))
             logits[n * rows + row] =
-                dot(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), XN(n), P.hidden);
+                TIMES_X(weight_row(vm, t.weight_kib, 0, 0, P.hidden, row), n);

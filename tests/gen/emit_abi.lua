@@ -26,6 +26,8 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_SHARED_REST_BYTES 43008
 #define NMK_X_BYTES 0
 #define NMK_X_KEPT 0
+#define NMK_X_UNSCALED 0
+#define NMK_X_EPS 0
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 2
@@ -158,6 +160,24 @@ do
     text:match("NMK_COLUMNS %d+"), text:match("nmk_column column%[%d%]"), text:match("sizeof%(nmk_control%) == (%d+)"),
     text:match("NMK_MAX_SEGMENTS (%d+)")), "NMK_COLUMNS 3, nmk_column column[3], 320 bytes, 48 segments")
   t.case("and C agrees", compiled("three", text), "")
+end
+
+do
+  local function constants(columns, hidden, norm_mean, experts)
+    local rms = t.context()
+    local values = rms.model.family_module.values()
+    values.hidden, values.experts = hidden, experts
+    rms.model.family_module = { values = function() return values end }
+    rms.model.schedule.columns = columns
+    rms.graph.params.norm = { hidden = hidden, eps = 0.25, norm_mean = norm_mean }
+    local text = abi.header(rms)
+    return text:match("NMK_X_UNSCALED (%S+)") .. " " .. text:match("NMK_X_EPS (%S+)")
+  end
+  t.case("an RMSNorm whose rows registers hold leaves its factor to the products", constants(8, 2048, 0), "1 0.25f")
+  t.case("LayerNorm does not", constants(8, 2048, 1), "0 0.25f")
+  t.case("nor longer rows", constants(8, 2304, 0), "0 0.25f")
+  t.case("nor a mixture", constants(8, 2048, 0, 8), "0 0.25f")
+  t.case("nor with more columns than an MMA takes", constants(16, 2048, 0), "0 0.25f")
 end
 
 t.done()

@@ -174,7 +174,7 @@ static void test_step(int sliding, int base, int other) {
         control.column[n] = n == LAST ? (nmk_column){.pos = other, .base = other, .group = n, .slot = 1}
                                       : (nmk_column){.pos = base + n, .base = base, .slot = 0};
         for (int i = 0; i < NMK_HIDDEN; i++) xn[n][i] = some(1);
-        memcpy(sms[0].xn[n], xn[n], sizeof sms[0].xn[n]);
+        memcpy(sms[0].xn[n], xn[n], sizeof sms[0].xn[n]), sms[0].factor[n] = 1;
         project(n, control.column[n].pos);
     }
     memset(vm.state->claims, 0, sizeof vm.state->claims);

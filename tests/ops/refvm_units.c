@@ -617,6 +617,7 @@ static void test_lm_head(void) {
                                          .frequency = 0.25f,
                                          .repetition = 1.5f};
         for (int i = 0; i < NMK_HIDDEN; i++) sm.xn[n][i] = bf16_round(uniform());
+        sm.factor[n] = 0.5f + (float)n;
     }
     const uint8_t *before = vm.weights;
     sm.id = 9, vm.weights = (const uint8_t *)weights;
@@ -635,7 +636,7 @@ static void test_lm_head(void) {
             double v = 0;
             for (int i = 0; i < NMK_HIDDEN; i++)
                 v += (double)bf16_value(weights[row * NMK_HIDDEN + i]) * bf16_value(sm.xn[n][i]);
-            v *= NMK_LOGIT_SCALE;
+            v *= (double)sm.factor[n] * NMK_LOGIT_SCALE;
             wrong += live && c->flags & NMK_COLUMN_LOGPROBS ? !(fabs(*told - v) < 1e-4) : !isnan(*told);
             if (c->flags & NMK_COLUMN_ADJUSTS) {
                 v += a->bias;

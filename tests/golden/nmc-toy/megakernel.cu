@@ -17,6 +17,8 @@ namespace of_step {
 #define NMK_SHARED_REST_BYTES 34944
 #define NMK_X_BYTES 0
 #define NMK_X_KEPT 1
+#define NMK_X_UNSCALED 0
+#define NMK_X_EPS 1e-06f
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 38
@@ -896,5 +898,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_WIDE
 #undef NMK_WINDOW
 #undef NMK_X_BYTES
+#undef NMK_X_EPS
 #undef NMK_X_KEPT
+#undef NMK_X_UNSCALED
 #endif

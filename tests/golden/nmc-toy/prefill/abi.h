@@ -17,6 +17,8 @@
 #define NMK_SHARED_REST_BYTES 34944
 #define NMK_X_BYTES 0
 #define NMK_X_KEPT 1
+#define NMK_X_UNSCALED 0
+#define NMK_X_EPS 1e-06f
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 35
