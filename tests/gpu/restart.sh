@@ -12,7 +12,7 @@ if ! nvidia-smi -L >/dev/null 2>&1; then
 fi
 
 trap_line="    if (flags \\& NMK_COLUMN_SAMPLES \\&\\& __ldcg(\\&column->remaining) == $FATAL) asm volatile(\"trap;\");"
-sed '/^namespace op_sample {/,/^} \/\//s/^    nmk_column \*column = &control->column\[n\];$/&\n'"$trap_line/" \
+sed '/^namespace op_sample {/,/^} \/\//s/^    nmk_column \*column = .*->column\[n\];$/&\n'"$trap_line/" \
   build/nmc-toy/megakernel.cu >"$out/failing.cu"
 compiled=$(build/nmc-toy/nmk-compile "$out/failing.cu" 2>&1)
 result "a kernel that fails on demand" $(($? == 0 && $(grep -c '"trap;"' "$out/failing.cu") == 1)) "$compiled"
