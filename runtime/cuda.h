@@ -33,8 +33,24 @@ enum {
     CU_MEMHOSTALLOC_DEVICEMAP = 2,
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DEFAULT = 0,
-    CU_EVENT_DISABLE_TIMING = 2
+    CU_EVENT_DISABLE_TIMING = 2,
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 };
+
+typedef struct {
+    int id, pad;
+    union {
+        char bytes[64];
+        int allowed;
+    } value;
+} CUlaunchAttribute;
+
+typedef struct {
+    unsigned grid[3], block[3], dynamic_smem_bytes;
+    CUstream stream;
+    CUlaunchAttribute *attributes;
+    unsigned attribute_count;
+} CUlaunchConfig;
 
 /* X(field, symbol in libcuda.so.1, parameters).  The field is CUDA's documented name; the symbol carries the version
  * that has these parameters. */
@@ -62,6 +78,7 @@ enum {
     X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr dst, unsigned char value, size_t bytes, CUstream s))       \
     X(cuStreamCreate, "cuStreamCreate", (CUstream * s, unsigned flags))                                           \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream s))                                                        \
+    X(cuStreamQuery, "cuStreamQuery", (CUstream s))                                                               \
     X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream s))                                                   \
     X(cuEventCreate, "cuEventCreate", (CUevent * e, unsigned flags))                                              \
     X(cuEventDestroy, "cuEventDestroy_v2", (CUevent e))                                                           \
@@ -77,7 +94,8 @@ enum {
       (int *blocks, CUfunction f, int threads, size_t dynamic_smem_bytes))                                        \
     X(cuLaunchKernel, "cuLaunchKernel",                                                                           \
       (CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,       \
-       unsigned block_z, unsigned dynamic_smem_bytes, CUstream s, void **params, void **extra))
+       unsigned block_z, unsigned dynamic_smem_bytes, CUstream s, void **params, void **extra))                   \
+    X(cuLaunchKernelEx, "cuLaunchKernelEx", (const CUlaunchConfig *config, CUfunction f, void **params, void **extra))
 
 struct nmk_cuda {
 #define NMK_CUDA_FIELD(field, symbol, parameters) CUresult(*field) parameters;

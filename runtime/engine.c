@@ -253,7 +253,7 @@ static int open_state(nmk_engine *g, nmk_err *e) {
     int rc = upload(m, &p->rope, rope, (uint64_t)g->max_len * NMK_HEAD_DIM * sizeof *rope, "rope table", e);
     free(rope);
     if (rc) return -1;
-    p->out = m->out_address, p->tops = m->tops_address, p->hang = m->hang_address;
+    p->out = m->out_address, p->times = m->times_address, p->tops = m->tops_address, p->hang = m->hang_address;
     return nmk_engine_set_control(g, NULL, 0, e);
 }
 

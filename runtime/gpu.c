@@ -1,7 +1,9 @@
-/* The GPU as a machine: one stream, one kernel, steps queued back to back.
+/* The GPU as a machine: one stream, steps queued back to back.
  *
- * Owns: the context, the module, pinned memory.  A step is timed by an event after it: those of the last steps are a
- * ring.  So are the staging slots of queued writes, many small ones and a few large ones, each with an event that is
+ * Owns: the context, the modules, pinned memory.  A step may begin while the one before ends (programmatic dependent
+ * launch), if nothing lies between them in the stream: so an event marks the end of a step only where something else
+ * follows it, and a step says by itself when it has its tokens and when that was.  The events of the last launches are
+ * a ring.  So are the staging slots of queued writes, many small ones and a few large ones, each with an event that is
  * waited for before the slot's reuse. */
 #include "machine.h"
 
@@ -23,7 +25,8 @@ enum {
     LARGE_STAGES = 2, /* of NMK_QUEUED_BYTES */
     MOST_SOURCE = 64 << 20,
     POLL_NS = 20000,
-    LOST_S = 60 /* a step that takes longer is given up; the kernel's own bound on waits is seconds */
+    ASK_NS = 50000000, /* from one question to the driver whether all is over to the next */
+    LOST_S = 60        /* a step that takes longer is given up; the kernel's own bound on waits is seconds */
 };
 
 typedef struct {
@@ -44,7 +47,12 @@ typedef struct {
         CUfunction function;
     } launch[NMK_KERNELS];
     CUevent step_done[EVENTS];
-    uint64_t steps; /* queued */
+    uint64_t steps;                /* queued */
+    bool open;                     /* the last of them is a step, and its event is not recorded yet */
+    bool step[EVENTS];             /* of launches: a step alone */
+    bool first[EVENTS];            /* of steps: something else was queued before it */
+    volatile uint64_t (*times)[2]; /* [NMK_OUT_RING], see nmk_params; mapped */
+    int32_t out_row[EVENTS];       /* of steps */
     /* Of mixed launches, by the step's number: nanoseconds at the beginning and between the two.  Mapped. */
     volatile uint64_t (*between)[2];
     uint64_t between_address;
@@ -81,6 +89,7 @@ static void gpu_close(nmk_machine *m) {
             if (g->step_done[i]) nmk_cuda.cuEventDestroy(g->step_done[i]);
         close_staging(&g->small), close_staging(&g->large);
         if (m->out) nmk_cuda.cuMemFreeHost(m->out);
+        if (g->times) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)g->times);
         if (m->tops) nmk_cuda.cuMemFreeHost(m->tops);
         if (m->hang) nmk_cuda.cuMemFreeHost((void *)(uintptr_t)m->hang);
         if (m->masks) nmk_cuda.cuMemFreeHost(m->masks);
@@ -103,7 +112,17 @@ out:
     return -1;
 }
 
+/* Before anything but a step is queued: the end of the last step gets its event. */
+static int end_steps(gpu_machine *g, nmk_err *e) {
+    if (g->open) CU(e, cuEventRecord(g->step_done[(g->steps - 1) % EVENTS], g->stream));
+    g->open = false;
+    return 0;
+out:
+    return -1;
+}
+
 static int gpu_fill(nmk_machine *m, uint64_t dst, int byte, uint64_t bytes, nmk_err *e) {
+    if (end_steps(of(m), e)) return -1;
     CU(e, cuMemsetD8Async(dst, (unsigned char)byte, bytes, of(m)->stream));
     return 0;
 out:
@@ -149,21 +168,46 @@ static bool all_written(const volatile int32_t *words, int count) {
     return count > 0;
 }
 
-/* Sleeps between looks, so that a waiting host leaves its core to others; gives up on a GPU that is silent. */
+/* A GPU that has failed, or is silent. */
+static int check_alive(nmk_machine *m, CUresult r, uint64_t start_ns, nmk_err *e) {
+    if (r != 0 && r != CUDA_ERROR_NOT_READY) {
+        m->lost = true;
+        nmk_cuda_check(r, "a step", e);
+        return nmk_fail_in(e, "%s: the engine is lost", m->name);
+    }
+    if (nmk_now_ns() - start_ns > (uint64_t)LOST_S * 1000000000u) {
+        m->lost = true;
+        return nmk_fail(e, "%s: no answer for %d s; the engine is lost", m->name, LOST_S);
+    }
+    return 0;
+}
+
+/* Between looks, so that a waiting host leaves its core to others. */
+static void pause_look(void) { nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL); }
+
+/* Until the event, or until the words are written. */
 static int wait_written(nmk_machine *m, CUevent event, const volatile int32_t *words, int count, nmk_err *e) {
-    uint64_t start_ns = nmk_now_ns();
+    const uint64_t start_ns = nmk_now_ns();
     CUresult r;
     while (!all_written(words, count) && (r = nmk_cuda.cuEventQuery(event)) != 0) {
-        if (r != CUDA_ERROR_NOT_READY) {
-            m->lost = true;
-            nmk_cuda_check(r, "a step", e);
-            return nmk_fail_in(e, "%s: the engine is lost", m->name);
+        if (check_alive(m, r, start_ns, e)) return -1;
+        pause_look();
+    }
+    return 0;
+}
+
+/* Of a step without an event: until the words are written, or all that is queued is over.  Whether it is the driver is
+ * asked but rarely, as it puts something between the steps then; any event tells of a GPU that has failed. */
+static int wait_words(gpu_machine *g, const volatile int32_t *words, int count, nmk_err *e) {
+    nmk_machine *m = &g->base;
+    const uint64_t start_ns = nmk_now_ns();
+    for (uint64_t asked_ns = start_ns; !all_written(words, count); pause_look()) {
+        CUresult r = nmk_cuda.cuEventQuery(g->step_done[0]);
+        if (count == 0 || nmk_now_ns() - asked_ns > ASK_NS) {
+            if (r == 0 && (r = nmk_cuda.cuStreamQuery(g->stream)) == 0) break;
+            asked_ns = nmk_now_ns();
         }
-        if (nmk_now_ns() - start_ns > (uint64_t)LOST_S * 1000000000u) {
-            m->lost = true;
-            return nmk_fail(e, "%s: no answer for %d s; the engine is lost", m->name, LOST_S);
-        }
-        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+        if (check_alive(m, r, start_ns, e)) return -1;
     }
     return 0;
 }
@@ -172,6 +216,7 @@ static int wait_event(nmk_machine *m, CUevent event, nmk_err *e) { return wait_w
 
 static int gpu_wait_all(nmk_machine *m, nmk_err *e) {
     gpu_machine *g = of(m);
+    if (end_steps(g, e)) return -1;
     if (g->steps && wait_event(m, g->step_done[(g->steps - 1) % EVENTS], e)) return -1;
     CU(e, cuStreamSynchronize(g->stream));
     return 0;
@@ -181,9 +226,11 @@ out:
 
 static int gpu_wait_step(nmk_machine *m, uint64_t number, const volatile int32_t *words, int count, nmk_err *e) {
     gpu_machine *g = of(m);
+    const int slot = (int)(number % EVENTS);
     assert(number < g->steps && g->steps - number < EVENTS);
-    if (g->mixed[number % EVENTS] != 'S') count = 0;
-    return wait_written(m, g->step_done[number % EVENTS], words, count, e);
+    if (g->step[slot]) return wait_words(g, words, count, e);
+    if (g->mixed[slot] != 'S') count = 0;
+    return wait_written(m, g->step_done[slot], words, count, e);
 }
 
 static int gpu_read(nmk_machine *m, void *dst, uint64_t src, uint64_t bytes, nmk_err *e) {
@@ -213,6 +260,7 @@ static int gpu_queue_write(nmk_machine *m, uint64_t dst, const void *src, uint64
     if (s->used >= (uint64_t)s->slots && wait_event(m, s->done[slot], e)) return -1;
     uint8_t *stage = s->memory + (size_t)slot * s->slot_bytes;
     memcpy(stage, src, bytes);
+    if (end_steps(g, e)) return -1;
     CU(e, cuMemcpyHtoDAsync(dst, stage, bytes, g->stream));
     CU(e, cuEventRecord(s->done[slot], g->stream));
     s->used++;
@@ -221,17 +269,26 @@ out:
     return -1;
 }
 
-static int launch_kernel(gpu_machine *g, int launch, void **arguments, nmk_err *e) {
+/* after_step: it may begin while the step before it ends. */
+static int launch_kernel(gpu_machine *g, int launch, bool after_step, void **arguments, nmk_err *e) {
     const nmk_generation *n = g->launch[launch].generation;
-    CU(e, cuLaunchKernel(g->launch[launch].function, NMK_SMS, 1, 1, (unsigned)n->threads, 1, 1, (unsigned)n->smem_bytes,
-                         g->stream, arguments, NULL));
+    CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.allowed = 1};
+    const CUlaunchConfig config = {.grid = {NMK_SMS, 1, 1},
+                                   .block = {(unsigned)n->threads, 1, 1},
+                                   .dynamic_smem_bytes = (unsigned)n->smem_bytes,
+                                   .stream = g->stream,
+                                   .attributes = &early,
+                                   .attribute_count = after_step};
+    CU(e, cuLaunchKernelEx(&config, g->launch[launch].function, arguments, NULL));
     return 0;
 out:
     return -1;
 }
 
+/* A launch with an event behind it. */
 static int queued(gpu_machine *g, char mixed, nmk_err *e) {
     CU(e, cuEventRecord(g->step_done[g->steps % EVENTS], g->stream));
+    g->step[g->steps % EVENTS] = false;
     g->mixed[g->steps++ % EVENTS] = mixed;
     return 0;
 out:
@@ -241,7 +298,14 @@ out:
 static int gpu_queue_step(nmk_machine *m, int launch, const nmk_params *p, nmk_err *e) {
     gpu_machine *g = of(m);
     nmk_params params = *p; /* copied at the launch */
-    return launch_kernel(g, launch, (void *[]){&params}, e) || queued(g, 0, e) ? -1 : 0;
+    const int slot = (int)(g->steps % EVENTS);
+    if (launch != NMK_STEPS)
+        return end_steps(g, e) || launch_kernel(g, launch, false, (void *[]){&params}, e) || queued(g, 0, e) ? -1 : 0;
+    g->times[p->out_row][0] = g->times[p->out_row][1] = 0;
+    if (launch_kernel(g, launch, g->open, (void *[]){&params}, e)) return -1;
+    g->step[slot] = true, g->first[slot] = !g->open, g->mixed[slot] = 0, g->out_row[slot] = p->out_row;
+    g->open = true, g->steps++;
+    return 0;
 }
 
 /* Both numbers have the same end, so that what waits for either waits for an event. */
@@ -251,23 +315,35 @@ static int gpu_queue_mixed(nmk_machine *m, const nmk_params *step, const nmk_par
     const uint64_t slot = g->steps % EVENTS;
     uint64_t between = g->between_address + slot * sizeof *g->between;
     g->between[slot][0] = g->between[slot][1] = 0;
-    if (launch_kernel(g, NMK_MIXED, (void *[]){&first, &second, &between}, e)) return -1;
+    if (end_steps(g, e) || launch_kernel(g, NMK_MIXED, false, (void *[]){&first, &second, &between}, e)) return -1;
     return queued(g, 'S', e) || queued(g, 'C', e) ? -1 : 0;
 }
 
-/* Of a mixed launch the kernel says itself when its step was over. */
+/* What a launch has written of its time, which may come a little later than its tokens; 0: it is lost. */
+static uint64_t time_written(gpu_machine *g, const volatile uint64_t *ns) {
+    for (uint64_t start_ns = nmk_now_ns(); !*ns && nmk_now_ns() - start_ns < ASK_NS; pause_look())
+        if (nmk_cuda.cuEventQuery(g->step_done[0]) != 0) break;
+    return *ns;
+}
+
+/* Steps, and that of a mixed launch, say themselves when they were over; of chunks events do. */
 static double gpu_step_ms(nmk_machine *m, uint64_t number) {
     gpu_machine *g = of(m);
     float ms = 0;
-    const char mixed = g->mixed[number % EVENTS];
+    const int slot = (int)(number % EVENTS);
+    const char mixed = g->mixed[slot];
+    if (g->step[slot]) {
+        const volatile uint64_t *ns = g->times[g->out_row[slot]];
+        const uint64_t end = time_written(g, &ns[1]);
+        const bool chained = !g->first[slot] && g->steps - number < EVENTS - 1;
+        const uint64_t begin = chained ? g->times[g->out_row[(number - 1) % EVENTS]][1] : ns[0];
+        return begin && end > begin ? 1e-6 * (double)(end - begin) : 0; /* a step that is lost tells no time */
+    }
     const volatile uint64_t *ns = mixed ? g->between[(mixed == 'C' ? number - 1 : number) % EVENTS] : NULL;
-    if (mixed) /* the step's tokens may have come a little before that */
-        while (!ns[1] && nmk_cuda.cuEventQuery(g->step_done[number % EVENTS]) == CUDA_ERROR_NOT_READY)
-            nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
-    const double step_ms = mixed ? 1e-6 * (double)(ns[1] - ns[0]) : 0;
+    const double step_ms = mixed ? 1e-6 * (double)(time_written(g, &ns[1]) - ns[0]) : 0;
     if (mixed == 'S') return step_ms;
     if (number < (mixed ? 2 : 1) || g->steps - number >= EVENTS - 1) return 0;
-    nmk_cuda.cuEventElapsedTime(&ms, g->step_done[(number - (mixed ? 2 : 1)) % EVENTS], g->step_done[number % EVENTS]);
+    nmk_cuda.cuEventElapsedTime(&ms, g->step_done[(number - (mixed ? 2 : 1)) % EVENTS], g->step_done[slot]);
     return (double)ms > step_ms ? (double)ms - step_ms : 0;
 }
 
@@ -422,6 +498,8 @@ int nmk_gpu_machine_open(nmk_machine **machine, int index, const nmk_generation 
     void *p;
     if (mapped(&p, &m->out_address, sizeof(int32_t) * tokens, e)) goto out;
     m->out = p;
+    if (mapped(&p, &m->times_address, sizeof *g->times * NMK_OUT_RING, e)) goto out;
+    g->times = p;
     if (mapped(&p, &m->tops_address, sizeof(nmk_tops) * tokens, e)) goto out;
     m->tops = p;
     if (mapped(&p, &m->hang_address, sizeof(nmk_hang) * NMK_LAUNCHES * NMK_HANGS, e)) goto out;

@@ -39,7 +39,8 @@ struct nmk_machine {
     volatile nmk_hang *hang;            /* [NMK_LAUNCHES][NMK_HANGS], likewise */
     uint32_t *masks,
         *masks_until; /* [NMK_MASK_RING][columns][NMK_MASK_WORDS]; [NMK_MASK_RING][NMK_SMS][NMK_MASK_FLAGS] */
-    uint64_t out_address, tops_address, hang_address, masks_address, masks_until_address; /* for nmk_params */
+    /* for nmk_params */
+    uint64_t out_address, times_address, tops_address, hang_address, masks_address, masks_until_address;
     nmk_jit_result kernel[NMK_KERNELS]; /* of the GPU: resources; log and cubin already freed */
     double kernel_seconds;
 };
@@ -66,11 +67,12 @@ struct nmk_machine_calls {
     int (*queue_step)(nmk_machine *, int launch, const nmk_params *, nmk_err *);
     /* Both in one launch, which counts as two.  Each SM begins with the chunk when it is done with the step. */
     int (*queue_mixed)(nmk_machine *, const nmk_params *step, const nmk_params *chunk, nmk_err *);
-    /* Returns when step `number` has ended, or with words, which it writes, when none of them is NMK_NOT_WRITTEN any
-     * more: that of a mixed launch is over before its chunk.  -1: it failed and the machine is lost. */
+    /* Returns when launch `number` has ended, or with words, which a step writes, when none of them is NMK_NOT_WRITTEN
+     * any more: it may still be about to end, and a chunk behind it may run.  -1: it failed and the machine is lost. */
     int (*wait_step)(nmk_machine *, uint64_t number, const volatile int32_t *words, int count, nmk_err *);
     int (*wait_all)(nmk_machine *, nmk_err *);
-    /* Milliseconds from the end of the step before to the end of this one; of the last 64 steps, waited for. */
+    /* Milliseconds from the end of the step before, or of what was queued between them, to the end of this one; of the
+     * last 64 steps, waited for.  0: not known. */
     double (*step_ms)(nmk_machine *, uint64_t number);
     /* Weights into the arena at `address`. */
     int (*load_weights)(nmk_machine *, const nmk_checkpoint *, uint64_t address, const nmk_options *, nmk_err *);

@@ -95,7 +95,12 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             mbarrier_init(shared_address(&s.route_free[i]), WARPS_STORE * ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        /* lists are older than all launches */
+        fetch_descriptors(s, p, 0, evict_first_policy());
+        if (NMK_MAX_TASKS > DESC_BLOCK) fetch_descriptors(s, p, 1, evict_first_policy());
     }
+    let_next_begin();
+    wait_launches();
     deal_attention(s, p, thread);
     Mask columns = 0, filters = 0;
     u32 flags = 0;
@@ -115,7 +120,6 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             if (lane != 0) LEAVE;
             Loader c = {{p, s, memory, ROLE_LOAD, columns, 0, -1}, {0, 1}, {0, 0}, p.in_flight, false,
                         evict_first_policy(), nullptr, 0, 0};
-            c.fetch(0), c.fetch(1);
 #pragma unroll 1
             for (;;) {
                 if ((++c.task & (DESC_BLOCK - 1)) == 0) {
@@ -145,6 +149,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
         if (warp == WARPS_COMPUTE + 1) { /* -------------------------------------------- helper */
             Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1},
                         filters, (WIDE ? (u32)(filters != 0) : (u32)filters) | (flags & NMK_COLUMN_LOGPROBS)};
+            if (blockIdx.x == 0 && lane == 0) c.tell_time(0);
 #pragma unroll 1
             for (;;) {
                 if (!c.next()) break;

@@ -159,6 +159,11 @@ DEVICE u64 evict_first_policy()
     return policy;
 }
 
+/* Steps may overlap (programmatic dependent launch, runtime/gpu.c): a block of the next one begins where one of this
+ * step has ended.  Until wait_launches it touches nothing that launches write; behind that all they wrote is there. */
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+DEVICE void wait_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 /* Global to shared, completes on bar.  src older than the launch, 16-byte aligned; bytes a multiple of 16. */
 DEVICE void bulk_copy(u32 dst, const void *src, u32 bytes, u32 bar, u64 policy)
 {
@@ -431,6 +436,16 @@ struct Shared {
     int only; /* the live column, where there is but one; else -1 */
 };
 
+/* Descriptor block b of this SM's list into shared memory. */
+DEVICE void fetch_descriptors(Shared &s, const nmk_params &p, int b, u64 policy)
+{
+    constexpr u32 bytes = DESC_BLOCK * NMK_DESC_WORDS * 4;
+    const u32 bar = shared_address(&s.desc_full[b % DESC_BLOCKS]);
+    mbarrier_expect(bar, bytes);
+    const u8 *from = (const u8 *)p.lists + ((u64)blockIdx.x * (NMK_MAX_TASKS / DESC_BLOCK) + b) * bytes;
+    bulk_copy(shared_address(s.desc + b % DESC_BLOCKS * (DESC_BLOCK * NMK_DESC_WORDS)), from, bytes, bar, policy);
+}
+
 constexpr int SHARED_JOBS = NMK_RING_STAGES * NMK_STAGE_BYTES;
 constexpr int SHARED_X = SHARED_JOBS + JOBS * JOB_BYTES;
 constexpr int SHARED_REST = SHARED_X + NMK_X_BYTES;
@@ -680,6 +695,14 @@ struct Context {
         wait(&(role == ROLE_LOAD ? s.route_listed : s.route_ready)[instance & 1], instance >> 1 & 1);
     }
 
+    /* For the host: when the step began (0), or had its tokens (1).  By one lane of all SMs'. */
+    __device__ __forceinline__ void tell_time(int what) const
+    {
+        u64 now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        ((volatile u64 *)p.times)[(u64)p.out_row * 2 + what] = now;
+    }
+
     /* For bench-trace: the SM's clock at one of the NMK_TRACE_STAMPS points of the task. */
     __device__ __forceinline__ void stamp(int what)
     {
@@ -827,16 +850,12 @@ struct Loader : Context {
         fill.advance(p.ring_stages);
     }
 
-    /* Descriptor block b of this SM's list into shared memory. */
+    /* The next descriptors, when all have done with the block that is there. */
     __device__ __forceinline__ void fetch(int b)
     {
-        constexpr u32 bytes = DESC_BLOCK * NMK_DESC_WORDS * 4;
         if (b >= NMK_MAX_TASKS / DESC_BLOCK) return;
         if (b >= DESC_BLOCKS) wait(&s.desc_empty[b % DESC_BLOCKS], (b / DESC_BLOCKS & 1) ^ 1);
-        const u32 bar = shared_address(&s.desc_full[b % DESC_BLOCKS]);
-        mbarrier_expect(bar, bytes);
-        const u8 *from = (const u8 *)p.lists + ((u64)blockIdx.x * (NMK_MAX_TASKS / DESC_BLOCK) + b) * bytes;
-        bulk_copy(shared_address(s.desc + b % DESC_BLOCKS * (DESC_BLOCK * NMK_DESC_WORDS)), from, bytes, bar, policy);
+        fetch_descriptors(s, p, b, policy);
     }
 };
 

@@ -115,7 +115,7 @@ local STRUCTS = {
     { "u32", "got", "" },
   },
   {
-    name = "nmk_params", device = true, bytes = 192,
+    name = "nmk_params", device = true, bytes = 200,
     comment = "The kernel's argument. Addresses are the device's.",
     { "u64", "weights", "" },
     { "u64", "arena", "activation buffers" },
@@ -130,6 +130,7 @@ local STRUCTS = {
     { "u64", "rope", "float [position][head_dim / 2][2]: cos, sin" },
     { "u64", "out", "i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1" },
     { "u64", "tops", "struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory" },
+    { "u64", "times", "u64 [NMK_OUT_RING][2] in mapped host memory: ns, when a step began and when it had its tokens" },
     { "u64", "adjust", "struct nmk_adjust [slot][vocab]" },
     { "u64", "masks", "u32 [NMK_COLUMNS][NMK_MASK_WORDS] in mapped host memory: bit t % 32 of word t / 32 of token t" },
     { "u64", "masks_until", "u32 [NMK_SMS][NMK_MASK_FLAGS] by columns in mapped host memory: the epoch up to which the "

@@ -72,17 +72,19 @@ DEVICE void help(Helper &c, const Task &t, const Before &b)
     nmk_column *column = &((nmk_control *)c.p.control)->column[n];
     const bool sampled = flags & NMK_COLUMN_SAMPLES, none = (u32)id >= (u32)P::vocab; /* none: every logit was NaN */
     if (flags & NMK_COLUMN_LOGPROBS && !none) tell_logprobs(c, t, id);
-#ifdef NMK_MIXED /* the host takes the token as it comes, and what belongs to it, while the launch goes on */
-    if (flags & NMK_COLUMN_LOGPROBS) __threadfence_system();
+    if (flags & NMK_COLUMN_LOGPROBS) __threadfence_system(); /* the host takes them when it sees the token */
     __syncwarp();
-#endif
     const bool stop = __any_sync(~0u, c.lane < b.stops && b.stop_id == id);
     if (c.lane != 0) return;
+    if (n == 0) c.tell_time(1);
     /* below -1: nothing of this step counts, somebody gave up a wait */
     *out = lost ? -2 : sampled && !none ? id : -1;
     if (sampled && none) column->pos = -1;
     if (!sampled || none) return;
-    if (flags & NMK_COLUMN_ADJUSTS) ((nmk_adjust *)c.p.adjust)[(u64)c.s.table_row[n] * P::vocab + id].seen++;
+    if (flags & NMK_COLUMN_ADJUSTS) {
+        u32 *seen = &((nmk_adjust *)c.p.adjust)[(u64)c.s.table_row[n] * P::vocab + id].seen;
+        *seen = __ldcg(seen) + 1; /* from L2: another SM may have done so in the last step */
+    }
     const int remaining = b.remaining - 1, pos = c.s.pos[n] + 1;
     column->token = id;
     column->remaining = remaining;

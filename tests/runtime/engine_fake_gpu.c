@@ -193,9 +193,18 @@ static void test_steps(nmk_engine *g) {
     int rc = nmk_engine_take_row(g, 0, 200, &e) || nmk_engine_step(g, column, out, &e);
     check(rc == 0 && out[2] == 6 && out[1] == -1 && in_flight_seen == nmk_in_flight[0], "a single step",
           "rc %d, %d: %s", rc, out[2], e.text);
+    early_launches = 0;
     rc = nmk_engine_run(g, 20, 8, ms, many[0], &e);
     check(rc == 0 && many[0][2] == 7 && many[19][2] == 26 && ms[10] > 0 && in_flight_seen == nmk_in_flight[7],
           "steps that go on by themselves", "rc %d, %d %d: %s", rc, many[0][2], many[19][2], e.text);
+    bool timed = true;
+    for (int i = 0; i < 20; i++) timed &= ms[i] > 1.499 && ms[i] < 1.501;
+    check(early_launches == 20 && timed, "each begins while the one before ends, and has its time", "%d do, %g ms",
+          early_launches, ms[0]);
+    rc = nmk_engine_step(g, column, out, &e);
+    const double after_ms = g->machine->calls->step_ms(g->machine, g->steps - 1);
+    check(rc == 0 && early_launches == 20 && after_ms > 1.499 && after_ms < 1.501, "but not behind a queued write",
+          "%d do, %g ms: %s", early_launches, after_ms, e.text);
     nmk_engine_set_ring(g, 8, 2);
     rc = nmk_engine_step(g, NULL, out, &e);
     check(rc == 0 && in_flight_seen == 2 && g->params.ring_stages == 8, "the ring's knobs", "%d", in_flight_seen);

@@ -161,6 +161,7 @@ static void run_step(const nmk_params *p) {
     uint32_t *abort_flag = (uint32_t *)(uintptr_t)p->abort, *counters = (uint32_t *)(uintptr_t)p->counters;
     nmk_control *control = (nmk_control *)(uintptr_t)p->control;
     int32_t *out = (int32_t *)(uintptr_t)p->out + p->out_row * NMK_COLUMNS;
+    uint64_t *times = (uint64_t *)(uintptr_t)p->times + 2 * p->out_row;
     steps_run++, queued_steps--, in_flight_seen = p->in_flight;
     if (p->trace && p->trace != traced_last) traced_steps++;
     if (p->trace) traced_last = p->trace;
@@ -181,7 +182,9 @@ static void run_step(const nmk_params *p) {
         return;
     }
     counters[0] = (uint32_t)p->epoch;
+    times[0] = (uint64_t)(1e6 * fake_now_ms) + 1;
     fake_now_ms += fake_ms(NULL, 0);
+    times[1] = (uint64_t)(1e6 * fake_now_ms) + 1;
     for (int c = 0; c < NMK_COLUMNS; c++) {
         nmk_column *column = &control->column[c];
         out[c] = -1;
@@ -221,11 +224,13 @@ static void run_all(void) {
     while (queue_head != queue_tail) run_one();
 }
 
+static const work *last_added; /* NULL: none */
 static work *add_work(int kind) {
     assert(queue_tail - queue_head < MOST_WORK);
     work *w = &queue[queue_tail++ % MOST_WORK];
     memset(w, 0, sizeof *w);
     w->kind = kind;
+    last_added = w;
     return w;
 }
 
@@ -390,6 +395,12 @@ static CUresult occupancy(int *blocks, CUfunction f, int threads, size_t bytes) 
     (void)f, (void)threads, (void)bytes;
     return *blocks = 1, 0;
 }
+static CUresult stream_query(CUstream s) {
+    (void)s;
+    if (fake.fail) return 700;
+    run_one();
+    return queue_head == queue_tail ? 0 : CUDA_ERROR_NOT_READY;
+}
 static CUresult launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                        unsigned smem_bytes, CUstream s, void **params, void **extra) {
     (void)y, (void)z, (void)by, (void)bz, (void)s, (void)extra;
@@ -406,6 +417,19 @@ static CUresult launch(CUfunction f, unsigned x, unsigned y, unsigned z, unsigne
         if (++queued_steps > most_queued_steps) most_queued_steps = queued_steps;
     }
     return 0;
+}
+
+/* A launch that may begin while the one before ends follows a step, with nothing between them. */
+static int early_launches;
+static CUresult launch_ex(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) {
+    if (c->attribute_count) {
+        assert(c->attribute_count == 1 && c->attributes->value.allowed == 1);
+        assert(c->attributes->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+        assert(f == (CUfunction)&step_function && last_added && last_added->kind == STEP && !last_added->chunk);
+        early_launches++;
+    }
+    return launch(f, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->dynamic_smem_bytes,
+                  c->stream, params, extra);
 }
 
 /* ---- the compiler ---- */
@@ -484,6 +508,8 @@ static int fake_install(nmk_err *e) {
         .cuFuncSetAttribute = function_set,
         .cuOccupancyMaxActiveBlocksPerMultiprocessor = occupancy,
         .cuLaunchKernel = launch,
+        .cuLaunchKernelEx = launch_ex,
+        .cuStreamQuery = stream_query,
         .driver_version = 12040,
     };
     nmk_nvrtc = (struct nmk_nvrtc){

@@ -315,6 +315,7 @@ typedef struct nmk_params {
     uint64_t rope; /* float [position][head_dim / 2][2]: cos, sin */
     uint64_t out; /* i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1 */
     uint64_t tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
+    uint64_t times; /* u64 [NMK_OUT_RING][2] in mapped host memory: ns, when a step began and when it had its tokens */
     uint64_t adjust; /* struct nmk_adjust [slot][vocab] */
     uint64_t masks; /* u32 [NMK_COLUMNS][NMK_MASK_WORDS] in mapped host memory: bit t % 32 of word t / 32 of token t */
     uint64_t masks_until; /* u32 [NMK_SMS][NMK_MASK_FLAGS] by columns in mapped host memory: the epoch up to which the host has given masks */
@@ -372,7 +373,7 @@ _Static_assert(offsetof(nmk_hang, word) == 0, "nmk_hang.word: offset");
 _Static_assert(offsetof(nmk_hang, counter) == 4, "nmk_hang.counter: offset");
 _Static_assert(offsetof(nmk_hang, expected) == 8, "nmk_hang.expected: offset");
 _Static_assert(offsetof(nmk_hang, got) == 12, "nmk_hang.got: offset");
-_Static_assert(sizeof(nmk_params) == 192, "nmk_params: size");
+_Static_assert(sizeof(nmk_params) == 200, "nmk_params: size");
 _Static_assert(offsetof(nmk_params, weights) == 0, "nmk_params.weights: offset");
 _Static_assert(offsetof(nmk_params, arena) == 8, "nmk_params.arena: offset");
 _Static_assert(offsetof(nmk_params, kv_full) == 16, "nmk_params.kv_full: offset");
@@ -386,21 +387,22 @@ _Static_assert(offsetof(nmk_params, tickets) == 72, "nmk_params.tickets: offset"
 _Static_assert(offsetof(nmk_params, rope) == 80, "nmk_params.rope: offset");
 _Static_assert(offsetof(nmk_params, out) == 88, "nmk_params.out: offset");
 _Static_assert(offsetof(nmk_params, tops) == 96, "nmk_params.tops: offset");
-_Static_assert(offsetof(nmk_params, adjust) == 104, "nmk_params.adjust: offset");
-_Static_assert(offsetof(nmk_params, masks) == 112, "nmk_params.masks: offset");
-_Static_assert(offsetof(nmk_params, masks_until) == 120, "nmk_params.masks_until: offset");
-_Static_assert(offsetof(nmk_params, masks_taken) == 128, "nmk_params.masks_taken: offset");
-_Static_assert(offsetof(nmk_params, hang) == 136, "nmk_params.hang: offset");
-_Static_assert(offsetof(nmk_params, abort) == 144, "nmk_params.abort: offset");
-_Static_assert(offsetof(nmk_params, trace) == 152, "nmk_params.trace: offset");
-_Static_assert(offsetof(nmk_params, epoch) == 160, "nmk_params.epoch: offset");
-_Static_assert(offsetof(nmk_params, in_flight) == 164, "nmk_params.in_flight: offset");
-_Static_assert(offsetof(nmk_params, ring_stages) == 168, "nmk_params.ring_stages: offset");
-_Static_assert(offsetof(nmk_params, table_stride) == 172, "nmk_params.table_stride: offset");
-_Static_assert(offsetof(nmk_params, out_row) == 176, "nmk_params.out_row: offset");
-_Static_assert(offsetof(nmk_params, zero) == 180, "nmk_params.zero: offset");
-_Static_assert(offsetof(nmk_params, patience_ms) == 184, "nmk_params.patience_ms: offset");
-_Static_assert(offsetof(nmk_params, pad) == 188, "nmk_params.pad: offset");
+_Static_assert(offsetof(nmk_params, times) == 104, "nmk_params.times: offset");
+_Static_assert(offsetof(nmk_params, adjust) == 112, "nmk_params.adjust: offset");
+_Static_assert(offsetof(nmk_params, masks) == 120, "nmk_params.masks: offset");
+_Static_assert(offsetof(nmk_params, masks_until) == 128, "nmk_params.masks_until: offset");
+_Static_assert(offsetof(nmk_params, masks_taken) == 136, "nmk_params.masks_taken: offset");
+_Static_assert(offsetof(nmk_params, hang) == 144, "nmk_params.hang: offset");
+_Static_assert(offsetof(nmk_params, abort) == 152, "nmk_params.abort: offset");
+_Static_assert(offsetof(nmk_params, trace) == 160, "nmk_params.trace: offset");
+_Static_assert(offsetof(nmk_params, epoch) == 168, "nmk_params.epoch: offset");
+_Static_assert(offsetof(nmk_params, in_flight) == 172, "nmk_params.in_flight: offset");
+_Static_assert(offsetof(nmk_params, ring_stages) == 176, "nmk_params.ring_stages: offset");
+_Static_assert(offsetof(nmk_params, table_stride) == 180, "nmk_params.table_stride: offset");
+_Static_assert(offsetof(nmk_params, out_row) == 184, "nmk_params.out_row: offset");
+_Static_assert(offsetof(nmk_params, zero) == 188, "nmk_params.zero: offset");
+_Static_assert(offsetof(nmk_params, patience_ms) == 192, "nmk_params.patience_ms: offset");
+_Static_assert(offsetof(nmk_params, pad) == 196, "nmk_params.pad: offset");
 
 enum nmk_layout {
     NMK_LAYOUT_ROWS = 0,

@@ -309,6 +309,7 @@ typedef struct nmk_params {
     unsigned long long rope; /* float [position][head_dim / 2][2]: cos, sin */
     unsigned long long out; /* i32 [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory: token or -1 */
     unsigned long long tops; /* struct nmk_tops [NMK_OUT_RING][NMK_COLUMNS] in mapped host memory */
+    unsigned long long times; /* u64 [NMK_OUT_RING][2] in mapped host memory: ns, when a step began and when it had its tokens */
     unsigned long long adjust; /* struct nmk_adjust [slot][vocab] */
     unsigned long long masks; /* u32 [NMK_COLUMNS][NMK_MASK_WORDS] in mapped host memory: bit t % 32 of word t / 32 of token t */
     unsigned long long masks_until; /* u32 [NMK_SMS][NMK_MASK_FLAGS] by columns in mapped host memory: the epoch up to which the host has given masks */
@@ -332,7 +333,7 @@ static_assert(sizeof(nmk_tops) == 168, "nmk_tops: size");
 static_assert(sizeof(nmk_span) == 16, "nmk_span: size");
 static_assert(sizeof(nmk_chunk) == 5136, "nmk_chunk: size");
 static_assert(sizeof(nmk_hang) == 16, "nmk_hang: size");
-static_assert(sizeof(nmk_params) == 192, "nmk_params: size");
+static_assert(sizeof(nmk_params) == 200, "nmk_params: size");
 
 ... templates/random.h
 ... templates/sampling.h
