@@ -28,7 +28,7 @@ local function between(xs, ys, x)
   return ys[#ys]
 end
 
--- Chunks of a row's pages, as templates/prelude.cuh cuts them.
+-- Chunks of a row's pages, own_pages among them, as templates/prelude.cuh cuts them.
 local function chunk_count(pages, split)
   local few = math.min((pages + split.pages_per_chunk - 1) // split.pages_per_chunk, split.chunks_min)
   return math.min(math.max(few, pages // split.pages_per_long_chunk), split.chunks_max)
@@ -40,12 +40,14 @@ local function kv_bytes(g, values, window, batch, context)
   for sm = 0, sms - 1 do bytes[sm] = 0 end
   local tokens = math.min(context, window or math.maxinteger, values.max_context)
   local pages = math.max((tokens + PAGE_TOKENS - 1) // PAGE_TOKENS, 1)
-  local chunks, head_page = chunk_count(pages, g.model.schedule.split), 2 * PAGE_TOKENS * values.head_dim * 2
+  local split, head_page = g.model.schedule.split, 2 * PAGE_TOKENS * values.head_dim * 2
+  local all = pages + split.own_pages
+  local chunks = chunk_count(all, split)
+  local function first(k) return math.min(all * k // chunks, pages) end
   local j = 0
   for _ = 1, batch * values.kv_heads do
     for k = 0, chunks - 1 do
-      local n = pages * (k + 1) // chunks - pages * k // chunks
-      bytes[j % sms] = bytes[j % sms] + n * head_page
+      bytes[j % sms] = bytes[j % sms] + (first(k + 1) - first(k)) * head_page
       j = j + 1
     end
   end

@@ -21,13 +21,15 @@ M.TUNING = ".tuning.yaml"
 
 -- tries: values that `nmkgen tune` tries, where the type does not say it.
 local SPLIT = {
-  { "chunks_min", "int", min = 1, max = 32, default = 16, tries = { 8, 12, 16, 24, 32 },
+  { "chunks_min", "int", min = 1, max = abi.MAX_PARTS, default = 16, tries = { 8, 12, 16, 24, 32 },
     doc = "chunks of a long row up to which chunks stay short" },
-  { "chunks_max", "int", min = 1, max = 32, default = 32, doc = "most chunks of one row" },
+  { "chunks_max", "int", min = 1, max = abi.MAX_PARTS, default = 32, doc = "most chunks of one row" },
   { "pages_per_chunk", "int", min = 1, max = 1024, default = 4, tries = { 2, 3, 4, 6, 8 },
     doc = "pages of a chunk while there are few" },
   { "pages_per_long_chunk", "int", min = 1, max = 1024, default = 8, tries = { 4, 8, 16 },
     doc = "pages of a chunk beyond chunks_min" },
+  { "own_pages", "int", min = 0, max = 64, default = 0,
+    doc = "pages that a step's own tokens count as, which the last chunk has beside so many pages less" },
 }
 
 local PLACEMENT = {
@@ -141,6 +143,9 @@ local LIMITS = {
   { "schedule.split.pages_per_long_chunk",
     function(m) return m.schedule.split.pages_per_chunk <= m.schedule.split.pages_per_long_chunk end,
     "at least pages_per_chunk", uses = { "schedule.split.pages_per_chunk" } },
+  { "schedule.split.own_pages",
+    function(m) return m.schedule.split.own_pages == 0 or m.schedule.claim.attention == "static" end,
+    "0 where chunks of attention are claimed: those have a page each", uses = { "schedule.claim.attention" } },
 }
 
 -- ---------------------------------------------------------------- rules between keys

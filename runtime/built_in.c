@@ -10,6 +10,7 @@ const nmk_variant nmk_built_in = {
     .chunks_max = NMK_CHUNKS_MAX,
     .pages_per_chunk = NMK_PAGES_PER_CHUNK,
     .pages_per_long_chunk = NMK_PAGES_PER_LONG_CHUNK,
+    .own_pages = NMK_OWN_PAGES,
     .in_flight = nmk_in_flight,
     .arena_bytes = NMK_ARENA_BYTES,
     .exchange_at = NMK_EXCHANGE_AT,

@@ -10,7 +10,7 @@
 #include "nmk.h"
 #include "util.h"
 
-enum { VERSION = 2, MOST_BYTES = 256 << 20, NAME_BYTES = 64, MOST = 1 << 20 };
+enum { VERSION = 3, MOST_BYTES = 256 << 20, NAME_BYTES = 64, MOST = 1 << 20 };
 
 uint64_t nmk_kernel_hash(const char *text) {
     static const char mark[] = "#define NMK_HASH ";
@@ -199,6 +199,7 @@ static int read_lists(reader *r, nmk_variant *v, const nmk_generation **generati
         numbers(r, "arena_bytes", 1, 1, INT64_MAX, &arena) || numbers(r, "exchange_at", 1, 0, arena, &exchange_at) ||
         numbers(r, "exchange_bytes", 1, 0, (arena - exchange_at) / 2, &exchange) ||
         number(r, "part_slots", 0, MOST, &v->part_slots) || numbers(r, "split", 4, 1, MOST, split) ||
+        number(r, "own_pages", 0, MOST, &v->own_pages) ||
         numbers(r, "in_flight", columns, 1, v->ring_stages, in_flight))
         return -1;
     v->arena_bytes = (uint64_t)arena;

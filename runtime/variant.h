@@ -18,8 +18,8 @@ typedef struct nmk_variant {
     int counters;  /* each has a name in counter_names */
     int ring_stages;
     int part_slots; /* places for what attention's chunks leave to combine */
-    int chunks_min, chunks_max, pages_per_chunk, pages_per_long_chunk; /* how attention cuts a row's pages */
-    const int *in_flight;                                              /* [columns] by live columns - 1 */
+    int chunks_min, chunks_max, pages_per_chunk, pages_per_long_chunk, own_pages; /* how attention cuts a row's pages */
+    const int *in_flight;                                                         /* [columns] by live columns - 1 */
     uint64_t arena_bytes;
     uint64_t exchange_at, exchange_bytes; /* of data that tells that it is there: of its first copy, two to the end */
     int buffer_count;                     /* of a folder's */

@@ -37,7 +37,6 @@ constexpr int TAGS = 2 * JOBS;  /* tags live until the storer has read them, one
 constexpr int DESC_BLOCK = 8;   /* descriptors fetched by one bulk copy */
 constexpr int DESC_BLOCKS = 4;  /* blocks in shared memory: the producer may run two ahead of the slowest role */
 constexpr int SLOTS = WIDE ? 128 : 64; /* most experts that can be active in one step */
-constexpr int MAX_PARTS = 36;   /* partials of one head that the registers of combine hold: 9 a lane, 4 groups */
 #ifdef NMK_RACECHECK /* which does not see through __syncwarp and one lane's arrive */
 constexpr bool EVERY_LANE_ARRIVES = true;
 #else
@@ -1683,11 +1682,20 @@ struct Helper : Context {
 /* ------------------------------------------------------------------------------------------------ dealing */
 
 /* Chunks of one (column, kv head), from the column's own visible pages alone: who else is in the batch must not move a
- * chunk's borders, or a row's bits would depend on it. */
+ * chunk's borders, or a row's bits would depend on it.  The last one also has this step's own tokens, which come from
+ * L2 when all else is there: they count as NMK_OWN_PAGES, so that nobody waits for it. */
 DEVICE int chunk_count(int pages)
 {
-    const int a = min((pages + NMK_PAGES_PER_CHUNK - 1) / NMK_PAGES_PER_CHUNK, NMK_CHUNKS_MIN);
-    return min(max(a, pages / NMK_PAGES_PER_LONG_CHUNK), NMK_CHUNKS_MAX);
+    const int all = pages + NMK_OWN_PAGES;
+    const int a = min((all + NMK_PAGES_PER_CHUNK - 1) / NMK_PAGES_PER_CHUNK, NMK_CHUNKS_MIN);
+    return min(max(a, all / NMK_PAGES_PER_LONG_CHUNK), NMK_CHUNKS_MAX);
+}
+
+/* Page of the visible ones at which chunk k begins: the one before it ends there. */
+DEVICE int chunk_page(int pages, int chunks, int k)
+{
+    if constexpr (NMK_OWN_PAGES == 0) return pages * k / chunks;
+    return min((pages + NMK_OWN_PAGES) * k / chunks, pages);
 }
 
 /* Chunk j of a kind, as chunks are numbered: column by column, in it kv head by kv head. */
@@ -1697,10 +1705,10 @@ DEVICE Segment segment_of(const Shared &s, int kind, int j)
 #pragma unroll 1
     while (j >= s.chunk0[kind][n + 1]) n++;
     const int chunks = s.chunks[kind][n], pages = s.pages[kind][n], c = j - s.chunk0[kind][n];
-    const int head = c / chunks, k = c % chunks, from = pages * k / chunks;
+    const int head = c / chunks, k = c % chunks, from = chunk_page(pages, chunks, k);
     Segment seg;
     seg.column = n, seg.kv_head = head, seg.page = s.first_page[kind][n] + from;
-    seg.pages = pages * (k + 1) / chunks - from;
+    seg.pages = chunk_page(pages, chunks, k + 1) - from;
     seg.slot = j, seg.last = k + 1 == chunks, seg.pad0 = seg.pad1 = 0;
     return seg;
 }

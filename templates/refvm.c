@@ -197,7 +197,7 @@ struct chunks {
     int lo;    /* first visible position */
     int first; /* its page */
     int pages; /* at least 1 */
-    int count; /* chunk i holds the pages first + [pages * i / count, pages * (i + 1) / count) */
+    int count; /* of chunks, see chunk_page */
 };
 
 static struct chunks chunks_of(const struct nmk_vm *vm, const struct nmk_column *c, int sliding, int window)
@@ -207,12 +207,20 @@ static struct chunks chunks_of(const struct nmk_vm *vm, const struct nmk_column 
     if (sliding && c->pos + 1 > window) s.lo = c->pos + 1 - window;
     s.first = s.lo / PAGE;
     s.pages = (c->base > s.lo ? (c->base - 1) / PAGE : s.first) - s.first + 1;
-    const int few = (s.pages + v->pages_per_chunk - 1) / v->pages_per_chunk;
-    const int many = s.pages / v->pages_per_long_chunk;
+    const int all = s.pages + v->own_pages;
+    const int few = (all + v->pages_per_chunk - 1) / v->pages_per_chunk;
+    const int many = all / v->pages_per_long_chunk;
     s.count = few < v->chunks_min ? few : v->chunks_min;
     if (s.count < many) s.count = many;
     if (s.count > v->chunks_max) s.count = v->chunks_max;
     return s;
+}
+
+/* Page at which chunk i begins: the one before it ends there. */
+static int chunk_page(const struct nmk_vm *vm, const struct chunks *s, int i)
+{
+    const int page = (s->pages + variant_of(vm)->own_pages) * i / s->count;
+    return s->first + (page < s->pages ? page : s->pages);
 }
 
 /* Where a dim of a head is in a partial: in the order in which the device's warps hold it, see ops/attention.cu. */

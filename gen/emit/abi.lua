@@ -11,6 +11,8 @@ M.LEAST_RING_STAGES, M.MOST_RING_STAGES = 4, 12
 M.PAGE_TOKENS = 64
 M.OUT_RING = 1024
 M.STOP_IDS = 16
+-- Partials of one head that the registers of ops/combine.cu hold: 9 a lane, 4 groups of lanes.
+M.MAX_PARTS = 36
 -- Most alternatives to a token whose log-probabilities a step gives.
 M.TOPS = 20
 -- Bits of nmk_column.flags.
@@ -218,8 +220,8 @@ local ABSENT = 0x80000000
 local SCHEDULED = {
   MAX_TASKS = true, RING_STAGES = true, SHARED_REST_BYTES = true, COUNTERS = true, ARENA_BYTES = true,
   EXCHANGE_AT = true, EXCHANGE_BYTES = true, L2_STAGES = true,
-  CHUNKS_MAX = true, CHUNKS_MIN = true, PAGES_PER_CHUNK = true, PAGES_PER_LONG_CHUNK = true, MAX_SEGMENTS = true,
-  PART_SLOTS = true,
+  CHUNKS_MAX = true, CHUNKS_MIN = true, PAGES_PER_CHUNK = true, PAGES_PER_LONG_CHUNK = true, OWN_PAGES = true,
+  MAX_SEGMENTS = true, PART_SLOTS = true,
 }
 
 local HOST = {
@@ -377,6 +379,7 @@ local function all_constants(model, g, registry)
   add("OUT_RING", M.OUT_RING)
   add("TRACE_STAMPS", M.TRACE_STAMPS)
   add("STOP_IDS", M.STOP_IDS)
+  add("MAX_PARTS", M.MAX_PARTS)
   add("TOPS", M.TOPS)
   add("MASK_WORDS", (values.vocab_rows + 127) // 128 * 4) -- a mask is read by 128 tokens
   for _, flag in ipairs(M.FLAGS) do

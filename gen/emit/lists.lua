@@ -1,7 +1,7 @@
 -- lists: everything about a schedule that a program of the model needs in place of what was built in, in a file beside
 -- its kernel, megakernel.cu. runtime/variant.c reads it.
 --
---   nmk-lists 1
+--   nmk-lists VERSION
 --   KEY VALUE...          one line each, in the order of `text` below
 --   words                 then for every SM its number of tasks, then all their words: 32-bit, little-endian
 --
@@ -12,7 +12,7 @@ local writer = require("emit.writer")
 
 local M = {}
 
-M.VERSION = 2
+M.VERSION = 3
 
 local PACK = 256                -- words packed by one call
 
@@ -41,6 +41,7 @@ function M.text(ctx, kernel)
   end
   w:line("split %d %d %d %d", schedule.split.chunks_min, schedule.split.chunks_max, schedule.split.pages_per_chunk,
     schedule.split.pages_per_long_chunk)
+  w:line("own_pages %d", schedule.split.own_pages)
   w:line("in_flight %s", table.concat(schedule.in_flight, " ", 1, schedule.columns))
   w:line("buffers %d", #g.buffers)
   for _, b in ipairs(g.buffers) do w:line("buffer %s %d %d %d", b.name, b.offset128, b.extent, b.bytes) end

@@ -39,7 +39,8 @@ DEVICE void load(Loader &c, const Task &t)
     int first = 0, second = 0; /* page ids, read one pair ahead */
     auto peek = [&](const Segment &g) {
         const int *table = tables + (u64)c.s.table_row[g.column] * c.p.table_stride + g.page;
-        first = __ldg(table), second = g.pages > 1 ? __ldg(table + 1) : 0;
+        /* a chunk of own tokens alone is past the row's last page */
+        first = NMK_OWN_PAGES == 0 || g.pages > 0 ? __ldg(table) : 0, second = g.pages > 1 ? __ldg(table + 1) : 0;
     };
     u32 *tickets = (u32 *)c.p.tickets + (P::attention_ticket + t.kv_layer + kind * P::full_layers) * 64;
     u32 *ticket = tickets + (c.p.epoch & 1) * 32;
@@ -628,7 +629,7 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
             }
             attend(state, q, k, v, own);
         }
-        const int page0 = s.first + s.pages * chunk / s.count, page1 = s.first + s.pages * (chunk + 1) / s.count;
+        const int page0 = chunk_page(vm, &s, chunk), page1 = chunk_page(vm, &s, chunk + 1);
         for (int at = page0 * PAGE; at < page1 * PAGE && at < c->base; at += 16) {
             int tokens = 0;
             const uint16_t *page = kv_page(vm, c, at, t.sliding, layers, t.kv_layer, P.kv_heads, head);

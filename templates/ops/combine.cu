@@ -9,7 +9,7 @@
   cost    = "0",
 @*/
 //@device help
-static_assert(NMK_CHUNKS_MAX <= MAX_PARTS, "combine holds all partials of a head at once");
+static_assert(NMK_CHUNKS_MAX <= NMK_MAX_PARTS, "combine holds all partials of a head at once");
 constexpr int GROUP = P::heads / P::kv_heads, PAIRS = (GROUP + 1) / 2, DIM_TILES = P::head_dim / 16;
 constexpr int SLOT = DIM_TILES * 8 * PAIRS, UNITS = SLOT / 8; /* float4 of a partial, and units; see attention */
 
@@ -20,7 +20,7 @@ constexpr int SLOT = DIM_TILES * 8 * PAIRS, UNITS = SLOT / 8; /* float4 of a par
 template <int EACH>
 DEVICE void merge(Helper &c, float4 &o, float2 &sum, const float4 *from, const float4 *ml, int last, int lane)
 {
-    constexpr bool SHARE = EACH > 4;
+    constexpr bool SHARE = EACH > 4 && (POSTED || EACH % 2 == 0); /* else one has one more, and no register for it */
     constexpr int MINE = SHARE ? (EACH + 1) / 2 : EACH;
     const int high = lane & 1;
     float2 m[MINE], l[MINE];

@@ -235,8 +235,8 @@ static void variant_seeds(void) {
     nmk_buf b = {0};
     nmk_buf_printf(
         &b,
-        "nmk-lists 2\nmodel %s\ntarget h200\nabi *\nhash 1234\nkernel *\nwords_hash *\nmax_tasks 4\ncounters 2\nring_stages 4\n"
-        "arena_bytes 65536\nexchange_at 4096\nexchange_bytes 1024\npart_slots 3\nsplit 1 2 3 4\nin_flight",
+        "nmk-lists 3\nmodel %s\ntarget h200\nabi *\nhash 1234\nkernel *\nwords_hash *\nmax_tasks 4\ncounters 2\nring_stages 4\n"
+        "arena_bytes 65536\nexchange_at 4096\nexchange_bytes 1024\npart_slots 3\nsplit 1 2 3 4\nown_pages 0\nin_flight",
         nmk_model_name);
     for (int i = 0; i < nmk_generations[0]->columns; i++) nmk_buf_puts(&b, " 2");
     nmk_buf_puts(&b,

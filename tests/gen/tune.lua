@@ -138,7 +138,7 @@ bad("a value out of range", "h200:\n  ring_stages: 13\n",
 bad("columns", "h200:\n  columns: 4\n",
   "2:12: h200.columns: how many columns a step has is for the spec to say, not for tuning")
 bad("another target's mistake", "h100:\n  split: { pages: 3 }\n",
-  "2:12: h100.split.pages: unknown key, known are: chunks_min, chunks_max, pages_per_chunk, pages_per_long_chunk")
+  "2:12: h100.split.pages: unknown key, did you mean 'own_pages'?")
 bad("no map", "[1, 2]\n", "1:1: expected a map from targets to keys of `schedule:`")
 bad("a part that is no map", "h200: 3\n", "1:7: h200: expected a map of keys of `schedule:`")
 bad("no YAML", "h200: [\n", "2:1: did not find expected node content, while parsing a flow node in line 2")

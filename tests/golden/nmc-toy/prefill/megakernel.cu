@@ -40,12 +40,14 @@ namespace of_chunk {
 #define NMK_KV_PAGE_BYTES_SLIDING 98304
 #define NMK_CHUNKS_MAX 32
 #define NMK_CHUNKS_MIN 16
+#define NMK_OWN_PAGES 0
 #define NMK_PAGES_PER_CHUNK 4
 #define NMK_PAGES_PER_LONG_CHUNK 8
 #define NMK_MAX_SEGMENTS 2
 #define NMK_OUT_RING 1024
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
+#define NMK_MAX_PARTS 36
 #define NMK_TOPS 20
 #define NMK_MASK_WORDS 128
 #define NMK_COLUMN_SAMPLES 1
@@ -705,6 +707,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_MASK_FLAGS
 #undef NMK_MASK_WORDS
 #undef NMK_MAX_CONTEXT
+#undef NMK_MAX_PARTS
 #undef NMK_MAX_SEGMENTS
 #undef NMK_MAX_TASKS
 #undef NMK_N128
@@ -716,6 +719,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_NORM_MEAN
 #undef NMK_OPCODES
 #undef NMK_OUT_RING
+#undef NMK_OWN_PAGES
 #undef NMK_O_BIAS
 #undef NMK_PACKED_GATE_UP
 #undef NMK_PACKED_H
