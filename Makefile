@@ -28,7 +28,7 @@ GPU_MODELS := $(patsubst tests/gpu/specs/%.yaml,%,$(filter-out %.tuning.yaml,$(w
 # Random checkpoints with what transformers computes on them.
 TINY_MODELS := $(patsubst tests/models/%.yaml,%,$(wildcard tests/models/*.yaml))
 # GPU_MODELS that every `make test` looks at: shapes of attention that no shipped model has.
-SHAPES := $(filter heads-% normed-%,$(GPU_MODELS))
+SHAPES := $(filter chain-% heads-% normed-%,$(GPU_MODELS))
 TOY    := nmc-toy
 # make test-op OP=NAME: the toy with the op inserted as its file says.
 OP_MODEL := $(if $(OP),op-$(OP))

@@ -33,6 +33,7 @@
 --                            else they wait for nothing, touch nothing and signal at once
 --   op.idle                  a spread op of which SMs without a tile have a task too: they write what they have to say
 --   op.wide                  name of the op that stands for it where a step has more columns than an MMA
+--   op.early                 the parameter that says whether its struct Before is made before it waits; nil: always
 --   op.eased                 its weights stream with one stage less in flight; what the table says is op.may_ease,
 --                            `chained`: in models whose layers are one chain of exchanges, where fences wait for loads
 --   op.inline                { device, reference }: the function apply(x) of an op that can be inserted where a value
@@ -477,7 +478,7 @@ end
 
 local OP = {
   name = "string", summary = "string", pipeline = "string", points = "table", try = "table", wide = "string",
-  claim = "string", launch = "string", eased = "boolean", chained = "boolean",
+  early = "string", claim = "string", launch = "string", eased = "boolean", chained = "boolean",
   optional = "boolean", idle = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
@@ -717,7 +718,7 @@ function File:read()
     launch = raw.launch or "step", eased = raw.eased or false, may_ease = raw.eased or false,
     chained = raw.chained or false, optional = raw.optional or false,
     idle = raw.idle or false, tile = raw.tile or "",
-    wide = raw.wide, wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
+    wide = raw.wide, early = raw.early, wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
     points = self:read_points(raw.points), try = self:read_try(raw.try),
   }
   if op.pipeline and not PIPELINES[op.pipeline] then

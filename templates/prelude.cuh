@@ -922,6 +922,13 @@ struct Consumer : Context {
         barrier_compute();
         if (warp == 0) stamp(1);
     }
+    /* The slot that many behind the current one. */
+    __device__ __forceinline__ Slot slot_after(int count) const
+    {
+        Slot at = slot;
+        if ((at.index += count) >= p.ring_stages) at.index -= p.ring_stages, at.phase ^= 1;
+        return at;
+    }
     __device__ __forceinline__ void wait_full(const Slot &at) { wait(&s.full[at.index], at.phase); }
 
     /* Lane's 16 bytes of this warp's tile i in the stage at a slot. */

@@ -238,18 +238,24 @@ static float head_scale(const float *squares, float eps)
     return 1 / sqrtf(sum / HEAD_DIM + eps);
 }
 
-/* Takes in n <= 16 tokens: their K and V rows.  As on the device, the exponentials are relative to the maximum of these
- * tokens and go into the product rounded to bf16, but into the sum as they are. */
-static void attend(struct softmax *s, const uint16_t *q, const uint16_t *const *k, const uint16_t *const *v, int n)
+/* Most tokens that are taken in at once: of a turn of attention. */
+enum { TURN_PAGES = 4, TURN_TOKENS = TURN_PAGES * PAGE + NMK_COLUMNS };
+
+/* Takes in n tokens: their K and V rows.  As on the device, the exponentials are relative to a maximum, of these tokens
+ * or (so_far) of all up to them, and go into the product rounded to bf16, but into the sum as they are. */
+static void attend(struct softmax *s, const uint16_t *q, const uint16_t *const *k, const uint16_t *const *v, int n,
+                   int so_far)
 {
     if (n == 0) return;
     for (int h = 0; h < GROUP; h++) {
-        float p[16], top = -1e30f, sum = 0;
+        float p[TURN_TOKENS], top = -1e30f, sum = 0;
         for (int j = 0; j < n; j++) {
             p[j] = dot(q + h * HEAD_DIM, k[j], HEAD_DIM) * s->scale[h];
             if (p[j] > top || p[j] != p[j]) top = p[j];
         }
-        const float m = s->m[h] > top ? s->m[h] : top, old = exp2f(s->m[h] - m), fresh = exp2f(top - m);
+        const float m = s->m[h] > top ? s->m[h] : top, old = exp2f(s->m[h] - m);
+        if (so_far) top = m;
+        const float fresh = exp2f(top - m);
         for (int j = 0; j < n; j++) {
             p[j] = exp2f(p[j] - top);
             sum += p[j];

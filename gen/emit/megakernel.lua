@@ -126,13 +126,18 @@ local function groups(used, role, instances, wide)
   return list
 end
 
+-- Whether a role has something to do before it waits, of which the op's section is the `struct Before`.
+local function begins_early(op, section, params)
+  return section and section.text:find("struct%s+Before") and (not op.early or params[op.name][op.early] == 1)
+end
+
 --- The body of one case. Waiting and signalling are the dispatch's: an op knows of neither (the skeleton signals after
 --- all cases). In the compute role the pipelines run after the cases too, one copy for all their ops: a gemm_x case
 --- only says how many tiles (an op with run-time claims: that more may follow), a row_tile case where its operand is.
 --- wide: of a gemm_x case too, and how many tiles one expert has.
-local function emit_case(w, group, role, wide)
+local function emit_case(w, group, role, wide, params)
   local op = group[1]
-  local before = group.section and group.section.text:find("struct%s+Before")
+  local before = begins_early(op, group.section, params)
   local call = ("op_%s::%s(c, t%s);"):format(op.name, role, before and ", b" or "")
   if role == "compute" and op.pipeline == "gemm_x" then
     call = group.pipeline and "tiles = t.tiles;" or ("tiles = op_%s::compute(c, t), claimed = %s;"):format(op.name,
@@ -164,7 +169,7 @@ end
 
 --- The dispatch of a role: all comparisons first, close together, then the bodies. A switch would become an indirect
 --- jump through constant memory, an if-else chain a walk over all the bodies; both miss the instruction cache.
-local function emit_dispatch(w, used, role, instances, wide)
+local function emit_dispatch(w, used, role, instances, wide, params)
   local list = groups(used, role, instances, wide)
   for _, group in ipairs(list) do
     local codes = {}
@@ -175,7 +180,7 @@ local function emit_dispatch(w, used, role, instances, wide)
   end
   w:line(role == "load" and "goto load_done;" or "continue;")
   for _, group in ipairs(list) do
-    emit_case(w, group, role, wide)
+    emit_case(w, group, role, wide, params)
   end
   w:line("%s_done:;", role)
 end
@@ -238,8 +243,7 @@ end
 --- EASED: the task's weights stream with one stage less in flight. RAGGED: widths of row_tile ops, see the prelude.
 local function emit_sets(w, used, params)
   emit_set(w, "WAITS_COMPUTE", used, function(op)
-    local section = op.sections.compute
-    return op.wait == "compute" and not (section and section.text:find("struct%s+Before"))
+    return op.wait == "compute" and not begins_early(op, op.sections.compute, params)
   end)
   emit_set(w, "HANDS", used, function(op)
     return op.pipeline == "row_tile" and (params[op.name] or {}).hands == 1
@@ -282,7 +286,7 @@ local function slots(ctx, used)
   for _, role in ipairs(ops.ROLES) do
     list["dispatch " .. role] = function(w)
       if ctx.model.launch == "prefill" then return emit_chunk_dispatch(w, used, role) end
-      emit_dispatch(w, used, role, instances, ops.is_wide(ctx.model.schedule.columns))
+      emit_dispatch(w, used, role, instances, ops.is_wide(ctx.model.schedule.columns), ctx.graph.params)
     end
   end
   return list

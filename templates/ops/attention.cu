@@ -3,7 +3,9 @@
   summary = "partial attention of chunks of one row's pages per kv head, online softmax in base 2",
   params  = { {"heads", "i32"}, {"kv_heads", "i32"}, {"head_dim", "i32"}, {"window", "i32"}, {"full_layers", "i32"},
               {"sliding_layers", "i32"}, {"part_slots", "i32"}, {"qk_norm", "i32"}, {"eps", "f32"},
-              {"sequential", "i32"}, {"claim_attention", "i32"}, {"attention_ticket", "i32"} },
+              {"sequential", "i32"}, {"claim_attention", "i32"}, {"attention_ticket", "i32"},
+              {"turns", "i32"} },
+  early   = "turns",
   claim   = "schedule",
   chained = true, -- the release of q k v stands behind these loads
   tile    = "every",
@@ -28,8 +30,11 @@ static_assert(P::heads == GROUP * P::kv_heads && GROUP <= 16, "the heads of a kv
 static_assert(P::head_dim == (WHOLE ? 64 : 128) && HALF_PAGE <= NMK_STAGE_BYTES, "stages are pages, or halves of them");
 
 constexpr bool CLAIMED = P::claim_attention != NMK_CLAIM_STATIC;
+/* Where all wait for attention: four pages a turn, K of the first turn in registers before q is there. */
+constexpr bool TURNS = P::turns;
+static_assert(!TURNS || (TILES == 1 && !CLAIMED && !WHOLE && COLUMN_TILES == 1), "what turns are written for");
 
-/* Two pages at a time: K K V V, or one after the other where a stage holds both. */
+/* Two pages at a time: K K V V, or one after the other where a stage holds both; in turns four, all K before V. */
 DEVICE void load(Loader &c, const Task &t)
 {
     const int kind = t.sliding, count = CLAIMED ? c.s.chunk0[kind][PLACES] : c.s.segments[kind];
@@ -60,10 +65,22 @@ DEVICE void load(Loader &c, const Task &t)
         int a = first, b = second;
         if (!CLAIMED && i + 1 < count) peek(c.s.segment[kind][i + 1]);
 #pragma unroll 1
-        for (int k = 0; k < g.pages; k += 2) {
+        for (int k = 0; k < g.pages; k += TURNS ? 4 : 2) {
             const int two = min(2, g.pages - k);
             const int next_a = k + 2 < g.pages ? __ldg(table + k + 2) : 0;
             const int next_b = k + 3 < g.pages ? __ldg(table + k + 3) : 0;
+            if constexpr (TURNS) {
+                const int four = min(4, g.pages - k);
+                const int after_a = k + 4 < g.pages ? __ldg(table + k + 4) : 0;
+                const int after_b = k + 5 < g.pages ? __ldg(table + k + 5) : 0;
+#pragma unroll 1
+                for (int q = 0; q < 2 * four; q++) {
+                    const int n = q < four ? q : q - four, page = n < 2 ? (n ? b : a) : n & 1 ? next_b : next_a;
+                    c.push(from + (u64)page * page_bytes + (q >= four ? HALF_PAGE : 0), HALF_PAGE, 0);
+                }
+                a = after_a, b = after_b;
+                continue;
+            }
             if constexpr (WHOLE) {
 #pragma unroll 1
                 for (int q = 0; q < two; q++) c.push(from + (u64)(q ? b : a) * page_bytes, 2 * HALF_PAGE, 0);
@@ -99,7 +116,7 @@ DEVICE void fetch_q(Consumer &c, const bf16 *qkv, const Segment &g, uint4 (&q)[T
 /* q of an SM's first chunk, and its heads' sums of squares: all SMs wait for these few lines at once, so they are read
  * from L2 once an SM, 16 bytes a thread, and handed on in shared memory.  Not where registers are few; and where words
  * tell that they are there, eight rows lose by the barrier what one gains (tests/bench/RESULTS.md). */
-constexpr bool SHARED_Q = TILES == 1 && !CLAIMED && FEW && !POSTED;
+constexpr bool SHARED_Q = TILES == 1 && !CLAIMED && FEW && (!POSTED || TURNS);
 constexpr int OF_HEAD = P::head_dim / 8, Q_PIECES = GROUP * OF_HEAD;
 constexpr int PIECES = Q_PIECES + P::qk_norm * GROUP * DIM_TILES / 4;
 static_assert(!SHARED_Q || PIECES <= 32 * WARPS_COMPUTE, "a thread has a piece");
@@ -182,6 +199,297 @@ DEVICE void append(Consumer &c, const Segment &g, const bf16 *qkv, const float *
     to += ((r >> 4) * DIM_TILES + d / 32 * 2 + (d >> 2 & 1)) * 512;
     to += ((r & 7) * 4 + (d >> 3 & 3)) * 16 + (r >> 3 & 1) * 4;
     if (c.lane * 4 < P::head_dim) *(u32 *)to = scale_pair(key.x, scale), *(u32 *)(to + 8) = scale_pair(key.y, scale);
+}
+
+/* K of a turn: of each of the two pairs of its pages, a warp has a tile of 16 tokens. */
+struct Keys {
+    uint4 of[2][DIM_TILES];
+};
+
+/* Pages of the chunk from the current slot on, at most four: warp w has tile w % 4 of page w / 4 and of page
+ * 2 + w / 4, or of the last one, where there are less: whoever looks at that masks it.  Frees their slots. */
+DEVICE void take_keys(Consumer &c, int pages, Keys &keys)
+{
+    u32 seen = 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const Slot at = c.slot_after(min(2 * h + (c.warp >> 2), max(pages - 1, 0)));
+        const uint4 *from = (const uint4 *)(c.ring + at.index * NMK_STAGE_BYTES + (c.warp & 3) * (DIM_TILES * 512) +
+                                            c.lane * 16);
+        if (pages > 0) c.wait_full(at);
+#pragma unroll
+        for (int j = 0; j < DIM_TILES; j++) keys.of[h][j] = from[j * 32], seen |= keys.of[h][j].x;
+    }
+    c.release_some(max(pages, 0), seen);
+}
+
+struct Before {
+    Keys keys;
+};
+
+DEVICE Before before(Consumer &c, const Task &t)
+{
+    Before b;
+    take_keys(c, c.s.segments[t.sliding] ? min(c.s.segment[t.sliding][0].pages, 4) : 0, b.keys);
+    return b;
+}
+
+/* Scores of one tile: rows g and g+8, columns 2t and 2t+1. */
+DEVICE void scores(const uint4 (&key)[DIM_TILES], const uint4 (&q)[FRAGMENTS], const float (&norm)[2],
+                   float (&a)[4])
+{
+    float b[4] = {0, 0, 0, 0};
+    a[0] = a[1] = a[2] = a[3] = 0;
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS; j++) mma(a, key[2 * j], q[j].x, q[j].y), mma(b, key[2 * j + 1], q[j].z, q[j].w);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        a[j] += b[j];
+        if constexpr (P::qk_norm) a[j] *= norm[j & 1];
+    }
+}
+
+/* Whether column n is one of the step's tokens that the chunk's column sees; an idle one's position is below any
+ * low. */
+DEVICE bool sees(const Shared &s, int column, int low, int n)
+{
+    return s.group[n] == s.group[column] && s.pos[n] <= s.pos[column] && s.pos[n] >= low;
+}
+
+/* The step's own tokens, straight from L2, as a tile: token g is column g.  Row g of its K; what is not there is
+ * another one and masked.  Returns what `least` does. */
+DEVICE u32 fetch_own_key(const Consumer &c, const bf16 *qkv, const float *squares, const Segment &seg, int low,
+                         uint4 (&key)[DIM_TILES], float2 &key_squares)
+{
+    const int n = sees(c.s, seg.column, low, c.g()) ? c.g() : seg.column;
+    const bf16 *from = qkv + n * ROWS + K0 + seg.kv_head * P::head_dim + 8 * c.t();
+    u32 word = 0;
+    if constexpr (P::qk_norm) {
+        key_squares = fetch_squares(c, squares, n, P::heads + seg.kv_head);
+        word = least_half(key_squares);
+    }
+#pragma unroll
+    for (int k = 0; k < FRAGMENTS; k++) {
+        key[k] = load_words(from + k * 32);
+        word = least(word, least(key[k]));
+    }
+    return word;
+}
+
+/* Dims g and g+8 of the warp's 16 of its V, tokens 2t and 2t+1. */
+DEVICE u32 fetch_own_value(const Consumer &c, const bf16 *qkv, const Segment &seg, int low, uint2 &v)
+{
+    const int g = c.g(), t2 = 2 * c.t();
+    const bf16 *from = qkv + V0 + seg.kv_head * P::head_dim + c.warp * 16 + g - (g & 1);
+    u32 word = 0;
+    v = make_uint2(0, 0);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const bool there = sees(c.s, seg.column, low, t2 + j);
+        const bf16 *row = from + (there ? t2 + j : seg.column) * ROWS;
+        const u32 low16 = load_word(row), high16 = load_word(row + 8);
+        word = least(word, least(low16, high16));
+        v.x |= there ? (low16 >> (g & 1) * 16 & 0xffff) << 16 * j : 0;
+        v.y |= there ? (high16 >> (g & 1) * 16 & 0xffff) << 16 * j : 0;
+    }
+    return word;
+}
+
+/* Scores and softmax of 16-token tiles by a warp each; then every warp multiplies P by V of all tiles for its own 16
+ * dims, as in compute.  Maxima are exchanged before P is, so that P of all tiles is to one scale. */
+DEVICE void compute(Consumer &c, const Task &t, const Before &b)
+{
+    Shared &s = c.s;
+    const int kind = t.sliding, count = s.segments[kind];
+    const bf16 *qkv = c.exchange<bf16>(t.qkv);
+    const float *squares = c.exchange<float>(t.squares);
+    const float none = -1e30f;
+    Keys keys = b.keys;
+    uint4 q[FRAGMENTS]; /* from chunk to chunk: of the next one, where there are more */
+    float2 q_squares = make_float2(0, 0);
+    auto fetch = [&](const Segment &g) {
+        const int head = g.kv_head * GROUP + min(c.g(), GROUP - 1);
+        const bf16 *from = qkv + g.column * ROWS + head * P::head_dim + 8 * c.t();
+#pragma unroll
+        for (int k = 0; k < FRAGMENTS; k++) q[k] = load_words(from + k * 32);
+        if constexpr (P::qk_norm) q_squares = fetch_squares(c, squares, g.column, head);
+    };
+    float o[4];
+    uint4 v[2][4];
+    /* V of two pages of the turn, or of the last one where there are less: times 0. */
+    auto take_values = [&](int there) {
+        const int w = c.warp;
+        Slot at = c.slot;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            if (e && there > 1) at.advance(c.p.ring_stages);
+            const uint4 *from = (const uint4 *)(c.ring + at.index * NMK_STAGE_BYTES + w * 512 + c.lane * 16);
+            if (there > e) c.wait_full(at);
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[e][j] = from[j * 256];
+        }
+    };
+    int i = 0, k = 0; /* chunk, and the turn's first page in it */
+#pragma unroll 1
+    while (i < count) {
+        asm volatile("" : "+r"(c.lane), "+r"(c.warp)); /* no address is worth a register from turn to turn */
+        const int w = c.warp;
+        const Segment &seg = s.segment[kind][i];
+        const int lane = c.lane, g = c.g(), t2 = 2 * c.t();
+        const int there = min(seg.pages - k, 4);
+        const bool ends = there < (seg.last ? 4 : 5) && k + 4 >= seg.pages, owns = ends && seg.last;
+        const bool own = owns && w == WARPS_COMPUTE - 1; /* the own tokens' tile is the last one */
+        if (i + k > 0) take_keys(c, there, keys);
+        float2 key_squares = make_float2(0, 0);
+        u32 word, looks = 0;
+        if (own) {
+            do word = fetch_own_key(c, qkv, squares, seg, s.low[kind][seg.column], keys.of[1], key_squares);
+            while (POSTED && c.lacks(word, looks));
+        }
+        if (i + k == 0) { /* by way of the buffers that probabilities go to later */
+            uint4 piece;
+            do piece = fetch_piece(c, qkv, squares, seg);
+            while (POSTED && c.lacks(least(piece), looks));
+            const int at = piece_of(c), head = at / OF_HEAD, part = at % OF_HEAD;
+            uint4 *shared_q = (uint4 *)s.prob[0];
+            float *shared_squares = &s.score_sum[0][0][0];
+            uint4 *to = shared_q + part / 4 * 32 + head * 4 + part % 4;
+            if (P::qk_norm && at >= Q_PIECES) to = (uint4 *)shared_squares + (at - Q_PIECES);
+            *to = piece;
+            barrier_compute();
+            const int mine = min(g, GROUP - 1);
+#pragma unroll
+            for (int n = 0; n < FRAGMENTS; n++) q[n] = shared_q[n * 32 + mine * 4 + c.t()];
+            if constexpr (P::qk_norm) q_squares = ((const float2 *)shared_squares)[mine * 4 + c.t()];
+        } else if (POSTED && k == 0) {
+            auto least_of_q = [&] {
+                u32 word = 0;
+#pragma unroll
+                for (int n = 0; n < FRAGMENTS; n++) word = least(word, least(q[n]));
+                return P::qk_norm ? least(word, least_half(q_squares)) : word;
+            };
+            while (c.lacks(least_of_q(), looks)) fetch(seg);
+        }
+        float norm[2] = {1.f, 1.f}; /* 1 / rms of this lane's two heads */
+        if constexpr (P::qk_norm) {
+            const float of_g = head_scale(q_squares);
+            norm[0] = __shfl_sync(~0u, of_g, t2 * 4), norm[1] = __shfl_sync(~0u, of_g, t2 * 4 + 4);
+        }
+        const int low = s.low[kind][seg.column], base = s.base[seg.column];
+        float a[2][4];
+        if (own) {
+            const float scale = P::qk_norm ? head_scale(key_squares) : 1.f;
+#pragma unroll
+            for (int j = FRAGMENTS - 1; j >= 0; j--) { /* as it lies in a stage, whose rows g + 8 are empty */
+                uint4 n = keys.of[1][j];
+                if constexpr (P::qk_norm) { /* rounded as in its page, where later steps find it */
+                    n.x = scale_pair(n.x, scale), n.y = scale_pair(n.y, scale);
+                    n.z = scale_pair(n.z, scale), n.w = scale_pair(n.w, scale);
+                }
+                keys.of[1][2 * j + 1] = make_uint4(n.z, 0, n.w, 0);
+                keys.of[1][2 * j] = make_uint4(n.x, 0, n.y, 0);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int page = 2 * h + (w >> 2), token = (seg.page + k + page) * NMK_PAGE_TOKENS + (w & 3) * 16 + g;
+            bool first = page < there && token >= low && token < base;
+            bool second = page < there && token + 8 >= low && token + 8 < base;
+            if (h == 1 && own) {
+                first = sees(s, seg.column, low, g);
+                second = false;
+            }
+            scores(keys.of[h], q, norm, a[h]);
+            if (!first) a[h][0] = a[h][1] = -INFINITY;
+            if (!second) a[h][2] = a[h][3] = -INFINITY;
+        }
+        if (ends && i + 1 < count) fetch(s.segment[kind][i + 1]);
+        uint2 own_v = make_uint2(0, 0);
+        if (owns) {
+            u32 word, again = 0;
+            do word = fetch_own_value(c, qkv, seg, low, own_v);
+            while (POSTED && c.lacks(word, again));
+        }
+        const float m0 = tokens_max(fmaxf(fmaxf(a[0][0], a[0][2]), fmaxf(a[1][0], a[1][2])));
+        const float m1 = tokens_max(fmaxf(fmaxf(a[0][1], a[0][3]), fmaxf(a[1][1], a[1][3])));
+        const int turn = c.pair++ & 1;
+        if (g == 0) *(float2 *)&s.score_max[turn][w][t2] = make_float2(m0, m1);
+        barrier_compute(); /* also: q has been read, or the probabilities of the turn before */
+        /* maxima and sums so far are where the storer finds them at last */
+        float4 *const upto = (float4 *)&s.part_ml[c.job % TAGS][2 * t2];
+        float4 earlier = make_float4(none, none, 0, 0);
+        if (k > 0) earlier = *upto;
+        float new0 = earlier.x, new1 = earlier.y;
+#pragma unroll
+        for (int j = 0; j < WARPS_COMPUTE; j++) {
+            const float2 m = *(const float2 *)&s.score_max[turn][j][t2];
+            new0 = fmaxf(new0, m.x), new1 = fmaxf(new1, m.y);
+        }
+        float l0 = 0, l1 = 0;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float p0 = exp2_fast(a[h][0] - new0), p1 = exp2_fast(a[h][1] - new1),
+                        p2 = exp2_fast(a[h][2] - new0), p3 = exp2_fast(a[h][3] - new1);
+            l0 += p0 + p2, l1 += p1 + p3;
+            s.prob[h][w][lane] = make_uint2(transpose_8x8(bf16_pair(p0, p1)), transpose_8x8(bf16_pair(p2, p3)));
+        }
+        l0 = tokens_sum(l0), l1 = tokens_sum(l1);
+        if (g == 0) *(float2 *)&s.score_sum[turn][w][t2] = make_float2(l0, l1);
+        const float r0 = exp2_fast(earlier.x - new0), r1 = exp2_fast(earlier.y - new1);
+        if (k == 0) o[0] = o[1] = o[2] = o[3] = 0;
+        o[0] *= r0, o[1] *= r1, o[2] *= r0, o[3] *= r1;
+        barrier_compute();
+        float z[4] = {0, 0, 0, 0};
+#pragma unroll 1
+        for (int h = 0; 2 * h < there; h++) {
+            take_values(there - 2 * h);
+            u32 seen = 0;
+#pragma unroll
+            for (int j = 0; j < 8; j++) seen |= v[j / 4][j % 4].x;
+            c.release_some(min(there - 2 * h, 2), seen);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint2 p = s.prob[h][j][lane];
+                mma(o, v[0][j], p.x, p.y);
+            }
+            if (h && there < 4) break; /* where own tokens may be */
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint2 p = s.prob[h][4 + j][lane];
+                mma(z, v[1][j], p.x, p.y);
+            }
+        }
+        if (owns) {
+            const uint2 p = s.prob[1][WARPS_COMPUTE - 1][lane];
+            mma(o, make_uint4(own_v.x, own_v.y, 0, 0), p.x, p.y);
+        }
+        if (w == 0 && g == 0) {
+            float sum0 = earlier.z * r0, sum1 = earlier.w * r1;
+#pragma unroll
+            for (int j = 0; j < WARPS_COMPUTE; j++) {
+                const float2 l = *(const float2 *)&s.score_sum[turn][j][t2];
+                sum0 += l.x, sum1 += l.y;
+            }
+            *upto = make_float4(new0, new1, sum0, sum1);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) o[j] += z[j];
+        if (!ends) {
+            k += 4;
+            continue;
+        }
+        c.hand(o);
+        i++, k = 0;
+    }
+    if constexpr (P::qk_norm) {
+#pragma unroll 1
+        for (int i = c.warp; i < count; i += WARPS_COMPUTE)
+            if (s.segment[kind][i].last) {
+                const Task u = task(c.desc()); /* anew: while there is K no register is free for it */
+                append(c, s.segment[kind][i], c.exchange<bf16>(u.qkv), c.exchange<float>(u.squares), u);
+            }
+    }
+    c.forget_x();
 }
 
 /* Scores and softmax of one 16-token tile by one warp; then every warp multiplies P by V of all tiles for its own 16
@@ -601,7 +909,8 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
     for (int i = 0; i < P.kv_heads * s.count; i++, slot++) {
         if (unit >= 0 ? slot != unit : slot % NMK_SMS != sm->id) continue;
         const int head = i / s.count, chunk = i % s.count;
-        const uint16_t *q = qkv + n * width + head * GROUP * HEAD_DIM, *k[16], *v[16];
+        const uint16_t *q = qkv + n * width + head * GROUP * HEAD_DIM, *k[TURN_TOKENS], *v[TURN_TOKENS];
+        const uint16_t *own_k[16], *own_v[16];
         uint16_t normed[NMK_COLUMNS][HEAD_DIM]; /* this step's keys, as later steps find them in their pages */
         struct softmax *state = &sm->softmax;
         int own = 0;
@@ -614,31 +923,34 @@ for (int n = 0; n < NMK_COLUMNS; n++) {
             for (int o = 0; o < NMK_COLUMNS; o++) {
                 const struct nmk_column *other = &vm->control->column[o];
                 if (!active(vm, o) || other->group != c->group || other->pos > c->pos || other->pos < s.lo) continue;
-                k[own] = qkv + o * width + (P.heads + head) * HEAD_DIM;
-                v[own] = qkv + o * width + (P.heads + P.kv_heads + head) * HEAD_DIM;
+                own_k[own] = qkv + o * width + (P.heads + head) * HEAD_DIM;
+                own_v[own] = qkv + o * width + (P.heads + P.kv_heads + head) * HEAD_DIM;
                 if (P.qk_norm) {
                     const int at = o * (width / 16) + (P.heads + head) * (HEAD_DIM / 16);
                     const float scale = head_scale(squares + at, P.eps);
-                    for (int j = 0; j < HEAD_DIM; j++) normed[own][j] = bf16_round(bf16_value(k[own][j]) * scale);
-                    k[own] = normed[own];
+                    for (int j = 0; j < HEAD_DIM; j++) normed[own][j] = bf16_round(bf16_value(own_k[own][j]) * scale);
+                    own_k[own] = normed[own];
                     if (o == n) /* qkv appends V, and K only where there is no norm */
                         memcpy(kv_page(vm, c, c->pos, t.sliding, layers, t.kv_layer, P.kv_heads, head) +
                                c->pos % PAGE * HEAD_DIM, normed[own], sizeof normed[own]);
                 }
                 own++;
             }
-            attend(state, q, k, v, own);
+            if (!P.turns) attend(state, q, own_k, own_v, own, 0);
         }
         const int page0 = chunk_page(vm, &s, chunk), page1 = chunk_page(vm, &s, chunk + 1);
-        for (int at = page0 * PAGE; at < page1 * PAGE && at < c->base; at += 16) {
+        /* in turns the last one, which has less than four pages, has the own tokens too */
+        const int step = P.turns ? TURN_PAGES * PAGE : 16, ends = page1 * PAGE;
+        for (int at = page0 * PAGE; P.turns ? at <= ends : at < ends; at += step) {
             int tokens = 0;
-            const uint16_t *page = kv_page(vm, c, at, t.sliding, layers, t.kv_layer, P.kv_heads, head);
-            for (int pos = at; pos < at + 16; pos++) {
+            for (int e = 0; P.turns && at + step > ends && e < own; e++) k[tokens] = own_k[e], v[tokens++] = own_v[e];
+            for (int pos = at; pos < at + step && pos < ends; pos++) {
                 if (pos < s.lo || pos >= c->base) continue;
+                const uint16_t *page = kv_page(vm, c, pos, t.sliding, layers, t.kv_layer, P.kv_heads, head);
                 k[tokens] = page + pos % PAGE * HEAD_DIM;
                 v[tokens++] = page + (PAGE + pos % PAGE) * HEAD_DIM;
             }
-            attend(state, q, k, v, tokens);
+            attend(state, q, k, v, tokens, P.turns);
         }
         for (int h = 0; h < GROUP; h++) {
             float *to = part + (size_t)slot * SLOT_FLOATS, *ml = part_ml + (slot * PAIRS + h / 2) * 4 + h % 2;

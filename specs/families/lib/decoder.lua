@@ -305,6 +305,14 @@ function decoder.complete(M, facts)
     }
   end
 
+  -- Whether attention takes four pages a turn, and K of the first ones before q is there: where all wait for it, and
+  -- there are registers for that.
+  local function turns(m)
+    local s = m.shape
+    return facts.sequential and s.heads // s.kv_heads <= 8 and s.head_dim == 128 and m.schedule.columns <= 8
+      and m.schedule.claim.attention == "static"
+  end
+
   function parts.values(m)
     local s, full = m.shape, 0
     for i = 0, s.layers - 1 do
@@ -322,7 +330,7 @@ function decoder.complete(M, facts)
       qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
       route_score = ROUTES[fact("route", s) or "sigmoid"], summed = number(summable(m)),
       logit_copies = LOGIT_COPIES, logit_units = moe and logit_units(m) or 0,
-      part_slots = part_slots, sequential = number(facts.sequential),
+      part_slots = part_slots, sequential = number(facts.sequential), turns = number(turns(m)),
       attn_units = m.schedule.columns * s.kv_heads * group_pairs(s) * (s.head_dim // 16),  -- as ops/combine.cu counts
       h_units = expert_slots(m) * ((s.expert_ff or 0) // 8),           -- as ops/expert_up.cu claims
     }

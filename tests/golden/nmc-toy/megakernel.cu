@@ -96,6 +96,7 @@ namespace of_step {
 #define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_SUMMED 0
+#define NMK_TURNS 0
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
 #define NMK_WINDOW 128
@@ -366,6 +367,7 @@ struct P {
     static constexpr int sequential = 0;
     static constexpr int claim_attention = 0;
     static constexpr int attention_ticket = 5;
+    static constexpr int turns = 0;
 };
 struct Task { int sliding; int kv_layer; int qkv; int squares; int part; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12]}; }
@@ -897,6 +899,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_TICKETS
 #undef NMK_TOPS
 #undef NMK_TRACE_STAMPS
+#undef NMK_TURNS
 #undef NMK_VOCAB
 #undef NMK_VOCAB_ROWS
 #undef NMK_WEIGHTS_KIB

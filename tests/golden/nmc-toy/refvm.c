@@ -57,9 +57,11 @@ static const struct {
     int32_t sequential;
     int32_t claim_attention;
     int32_t attention_ticket;
+    int32_t turns;
 } attention_params = {
     .heads = 8, .kv_heads = 1, .head_dim = 128, .window = 128, .full_layers = 2, .sliding_layers = 3,
-    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f, .sequential = 0, .claim_attention = 0, .attention_ticket = 5
+    .part_slots = 256, .qk_norm = 0, .eps = 1e-06f, .sequential = 0, .claim_attention = 0, .attention_ticket = 5,
+    .turns = 0
 };
 struct attention_task {
     int32_t sliding;

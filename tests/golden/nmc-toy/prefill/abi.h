@@ -101,6 +101,7 @@
 #define NMK_SLIDING_LAYERS 3
 #define NMK_SPANS 64
 #define NMK_SUMMED 0
+#define NMK_TURNS 0
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
 #define NMK_WINDOW 128

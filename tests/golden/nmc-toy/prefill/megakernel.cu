@@ -100,6 +100,7 @@ namespace of_chunk {
 #define NMK_SLIDING_LAYERS 3
 #define NMK_SPANS 64
 #define NMK_SUMMED 0
+#define NMK_TURNS 0
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
 #define NMK_WINDOW 128
@@ -762,6 +763,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_TICKETS
 #undef NMK_TOPS
 #undef NMK_TRACE_STAMPS
+#undef NMK_TURNS
 #undef NMK_VOCAB
 #undef NMK_VOCAB_ROWS
 #undef NMK_WEIGHTS_KIB
