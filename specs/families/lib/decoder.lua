@@ -305,12 +305,12 @@ function decoder.complete(M, facts)
     }
   end
 
-  -- Whether attention takes four pages a turn, and K of the first ones before q is there: where all wait for it, and
-  -- there are registers for that.
+  -- Whether attention takes four pages a turn, and K of the first ones before q is there: where all wait for it, chunks
+  -- are cut for that, and there are registers.
   local function turns(m)
     local s = m.shape
     return facts.sequential and s.heads // s.kv_heads <= 8 and s.head_dim == 128 and m.schedule.columns <= 8
-      and m.schedule.claim.attention == "static"
+      and m.schedule.claim.attention == "static" and m.schedule.split.own_pages > 0
   end
 
   function parts.values(m)
