@@ -1134,10 +1134,11 @@ template <int K, class Task> DEVICE void row_tile_load(Loader &c, const Task &t)
 }
 
 /* acc += row tile times the bf16 activations in[column][width], which this step wrote; width a multiple of 512, so
- * that a stage is 4 tiles a warp.  The operands of four stages are loaded ahead of their use: they come from L2. */
+ * that a stage is 4 tiles a warp.  The operands of AHEAD stages are loaded ahead of their use: they come from L2.
+ * Where all wait for attention they are all that is lacking. */
 DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
 {
-    constexpr int TILES = 4, AHEAD = 4;
+    constexpr int TILES = 4, AHEAD = NMK_TURNS ? 8 : 4;
     const int stages = width / 512;
     const bool live = c.live(c.g());
     uint4 b[AHEAD][2];

@@ -99,7 +99,10 @@ DEVICE void help(Helper &c, const Task &t)
     for (int u = t.first; u < t.end; u += t.step) {
         const int n = u / (P::kv_heads * UNITS), kv_head = u / UNITS % P::kv_heads, i8 = u % UNITS;
         const int chunks = s.chunks[kind][n];
-        if (!POSTED && chunks == 0) continue;
+        if (!POSTED && chunks == 0) {
+            if (NMK_TURNS && s.chunk0[kind][n] == s.chunk0[kind][PLACES]) break; /* nor is a column behind it live */
+            continue;
+        }
         const int pairs = i8 * 4 + (d4 >> 1), pair = pairs % PAIRS, dims = pairs / PAIRS; /* dims: by twos */
         auto place = [&] {
             const int dim = dims / 4 * 16 + dims % 4 * 2 + high * 8;
