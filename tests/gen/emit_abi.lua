@@ -53,6 +53,7 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_OUT_RING 1024
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
+#define NMK_MAX_PARTS 36
 #define NMK_TOPS 20
 #define NMK_MASK_WORDS 4
 #define NMK_COLUMN_SAMPLES 1
