@@ -380,6 +380,106 @@ static inline _Atomic uint32_t *ticket_at(const struct nmk_vm *vm, int ticket, i
     return (_Atomic uint32_t *)(vm->tickets + ((size_t)ticket * 2 + (epoch & 1)) * NMK_COUNTER_WORDS);
 }
 
+/* The k largest of so many logits, best first; ties go to the lowest. */
+static void choose(const float *logits, int experts, int k, int *chosen)
+{
+    for (int i = 0; i < k; i++) {
+        chosen[i] = -1;
+        for (int e = 0; e < experts; e++) {
+            int taken = 0;
+            for (int j = 0; j < i; j++) taken |= chosen[j] == e;
+            if (!taken && (chosen[i] < 0 || logits[e] > logits[chosen[i]])) chosen[i] = e;
+        }
+    }
+}
+
+enum { SIGMOID, SOFTMAX_CHOSEN, SOFTMAX_ALL }; /* as templates/prelude.cuh */
+
+/* The route of the task at d, of the live columns' logits [NMK_COLUMNS][experts].  All scores are monotone, so the
+ * largest logits are the largest scores. */
+static void make_route(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d, int ticket, int experts, int k,
+                       int score, const float *logits)
+{
+    const int posted = variant_of(vm)->exchange_bytes > 0;
+    struct vm_route *r = &sm->route[d[7] & 1];
+    float weight[NMK_COLUMNS][experts];
+    memset(weight, 0, sizeof weight);
+    for (int n = 0; n < NMK_COLUMNS; n++, logits += experts) {
+        if (!active(vm, n)) continue;
+        int chosen[k];
+        choose(logits, experts, k, chosen);
+        const float most = logits[chosen[0]];
+        float all = 0; /* of softmax */
+        for (int i = 0; i < k; i++) all += expf(logits[chosen[i]] - most);
+        if (score == SOFTMAX_ALL)
+            for (int e = (int)(all = 0); e < experts; e++) all += expf(logits[e] - most);
+        for (int i = 0; i < k; i++) {
+            const float v = logits[chosen[i]];
+            weight[n][chosen[i]] = score == SIGMOID ? 1.0f / (1.0f + expf(-v)) : expf(v - most) / all;
+        }
+    }
+    /* Of h: of each pair of both one after the other, in order of columns or of experts; or with room for all. */
+    int pairs = 0, of_column[NMK_COLUMNS];
+    for (int n = 0; n < NMK_COLUMNS; n++) of_column[n] = n * k;
+    r->instance = d[7], r->active = 0;
+    for (int e = 0; e < experts; e++) {
+        int chosen = 0;
+        for (int n = 0; n < NMK_COLUMNS; n++) chosen |= weight[n][e] != 0;
+        if (!chosen) continue;
+        r->expert[r->active] = e;
+        for (int n = 0; n < NMK_COLUMNS; n++) {
+            r->weight[r->active][n] = weight[n][e];
+            r->row[r->active][n] = NMK_COLUMNS > 8 ? pairs : posted ? of_column[n] : r->active * NMK_COLUMNS + n;
+            pairs += weight[n][e] != 0, of_column[n] += weight[n][e] != 0;
+        }
+        r->active++;
+    }
+    if (sm->id == 0) {
+        atomic_store(ticket_at(vm, ticket, vm->epoch + 1), 0);
+        atomic_fetch_add(ticket_at(vm, ticket, 0) + 1, (uint32_t)r->active);
+    }
+}
+
+/* What the SM's 16 rows of x are worth to the router's sums, see RouterSums. */
+static void add_to_sums(struct nmk_vm *vm, const struct vm_sm *sm, uint64_t *sums, int tile, int experts, int copies,
+                        int weight_kib, int gamma_kib)
+{
+#if NMK_X_KEPT
+    const int row = NMK_SUMS_ROW(experts), rows = row - 2, row0 = tile * 16;
+    const uint16_t *gamma = weight_row(vm, gamma_kib, 0, 0, NMK_HIDDEN, 0);
+    sums += tile % copies * NMK_COLUMNS * row;
+    for (int n = 0; n < NMK_COLUMNS; n++, sums += row) {
+        if (!active(vm, n)) continue;
+        float x[16], squares = 0;
+        for (int i = 0; i < 16; i++) {
+            const float y = sm->x[i][n] + sm->acc[i][n]; /* on the device acc is both */
+            squares += y * y;
+            x[i] = bf16_value(bf16_round(y * bf16_value(gamma[row0 + i])));
+        }
+        for (int e = 0; e < rows; e++) {
+            const uint16_t *w = weight_row(vm, weight_kib, 0, 0, NMK_HIDDEN, e);
+            float v = 0;
+            for (int i = 0; i < 16; i++) v += x[i] * bf16_value(w[row0 + i]);
+            __atomic_fetch_add(&sums[e], nmk_fixed(v), __ATOMIC_RELAXED);
+        }
+        for (int i = 0; i < 2; i++)
+            __atomic_fetch_add(&sums[rows + i], nmk_fixed_square(squares, i), __ATOMIC_RELAXED);
+    }
+#endif
+}
+
+/* A column's logits of those sums. */
+static void logits_of_sums(const uint64_t *sums, int column, int experts, int copies, float eps, float *logits)
+{
+    const int row = NMK_SUMS_ROW(experts);
+    uint64_t sum[row];
+    memset(sum, 0, sizeof sum);
+    for (int i = 0; i < copies * row; i++) sum[i % row] += sums[(i / row * NMK_COLUMNS + column) * row + i % row];
+    const float mean = nmk_squares(sum[row - 2], sum[row - 1]) / NMK_HIDDEN;
+    const float scale = 1.0f / sqrtf(mean + eps) / (1 << NMK_FIXED_BITS);
+    for (int e = 0; e < experts; e++) logits[e] = (float)(int64_t)sum[e] * scale;
+}
+
 /* For a task that claims, of a node with so many units.  *unit: the one to compute now, or -1.  Returns what the op's
  * reference returns: MORE, 0 when nothing is left for the task, or -1.  A unit is claimed in one move of the walk and
  * computed in its next, so that others may find nothing left to claim while it is not computed yet. */

@@ -70,6 +70,17 @@ static int run_rows(const nmk_column *start, const int *order, int count, row_re
     return 0;
 }
 
+/* Where the first of a row's results differ. */
+static void tell_difference(int row, int step, int rows, const row_result *a, const row_result *b) {
+    int x = 0, attn = 0;
+    while (x < NMK_HIDDEN && a->x[x] == b->x[x]) x++;
+    while (attn < NMK_Q_WIDTH && a->attn[attn] == b->attn[attn]) attn++;
+    printf("# row %d, step %d, alone and of %d:", row, step, rows);
+    if (attn < NMK_Q_WIDTH) printf(" attn[%d] %04x %04x", attn, a->attn[attn], b->attn[attn]);
+    if (x < NMK_HIDDEN) printf(" x[%d] %04x %04x", x, a->x[x], b->x[x]);
+    printf(" token %d %d\n", a->token, b->token);
+}
+
 static void invariance(int set) {
     nmk_err e = {0};
     static row_result alone[NMK_COLUMNS][STEPS], batch[NMK_COLUMNS][STEPS];
@@ -95,7 +106,8 @@ static void invariance(int set) {
             for (int s = 0; s < STEPS; s++) {
                 const int r = orders[o][i];
                 compared++;
-                different += memcmp(&alone[r][s], &batch[r][s], sizeof(row_result)) != 0;
+                if (!memcmp(&alone[r][s], &batch[r][s], sizeof(row_result))) continue;
+                if (!different++) tell_difference(r, s, counts[o], &alone[r][s], &batch[r][s]);
             }
     }
 out:
