@@ -35,7 +35,7 @@ function M.model(name, over)
     source = ("specs/%s.yaml"):format(name), shape = numbers(spec, "shape"),
     target = numbers(read(("specs/targets/%s.yaml"):format(spec:match("target:%s*(%S+)")))),
     schedule = {
-      columns = 8, reuse_buffers = true, ring_stages = 12, split = { chunks_max = 32 },
+      columns = 8, reuse_buffers = true, ring_stages = 12, split = { chunks_max = 32, own_pages = 0 },
       claim = { up = "tail", attention = "static" },
     },
   }
