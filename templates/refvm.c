@@ -440,11 +440,11 @@ static void make_route(struct nmk_vm *vm, struct vm_sm *sm, const int32_t *d, in
     }
 }
 
+#if NMK_X_KEPT
 /* What the SM's 16 rows of x are worth to the router's sums, see RouterSums. */
 static void add_to_sums(struct nmk_vm *vm, const struct vm_sm *sm, uint64_t *sums, int tile, int experts, int copies,
                         int weight_kib, int gamma_kib)
 {
-#if NMK_X_KEPT
     const int row = NMK_SUMS_ROW(experts), rows = row - 2, row0 = tile * 16;
     const uint16_t *gamma = weight_row(vm, gamma_kib, 0, 0, NMK_HIDDEN, 0);
     sums += tile % copies * NMK_COLUMNS * row;
@@ -465,8 +465,8 @@ static void add_to_sums(struct nmk_vm *vm, const struct vm_sm *sm, uint64_t *sum
         for (int i = 0; i < 2; i++)
             __atomic_fetch_add(&sums[rows + i], nmk_fixed_square(squares, i), __ATOMIC_RELAXED);
     }
-#endif
 }
+#endif
 
 /* A column's logits of those sums. */
 static void logits_of_sums(const uint64_t *sums, int column, int experts, int copies, float eps, float *logits)
