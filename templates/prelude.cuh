@@ -907,10 +907,12 @@ DEVICE float4 sum_warps(const float4 *d, u32 &seen)
     return sum;
 }
 
-/* By a warp that has a row tile, rows g and g+8 of columns 2t and 2t+1: the squares of its 16 rows, of each column. */
+/* By a warp that has a row tile, rows g and g+8 of columns 2t and 2t+1: the squares of its 16 rows, of each column.
+ * Rounded as said here: a column has the same bits whether it is an even or an odd one. */
 DEVICE void sum_squares(const float (&v)[4], float (&squares)[2])
 {
-    squares[0] = v[0] * v[0] + v[2] * v[2], squares[1] = v[1] * v[1] + v[3] * v[3];
+    squares[0] = __fmaf_rn(v[2], v[2], __fmul_rn(v[0], v[0]));
+    squares[1] = __fmaf_rn(v[3], v[3], __fmul_rn(v[1], v[1]));
 #pragma unroll
     for (int s = 4; s <= 16; s <<= 1) {
         squares[0] += __shfl_xor_sync(~0u, squares[0], s);
