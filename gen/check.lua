@@ -90,24 +90,10 @@ function Check:counter_name(counter)
   return owner and ("counter %d (%s)"):format(counter, owner.name) or ("counter %d"):format(counter)
 end
 
--- d.local_reads: { name, roles, returner }, one of each name.
-local function add_local_read(d, r, role)
-  local read
-  for _, known in ipairs(d.local_reads) do
-    if known.name == r.name then read = known end
-  end
-  if not read then
-    read = { name = r.name, roles = {} }
-    d.local_reads[#d.local_reads + 1] = read
-  end
-  read.roles[#read.roles + 1] = role
-  if r.returned then read.returner = role end
-end
-
 -- What the proof needs of an op.
 local function digest(g, op, shared)
   local d = hb.roles_of(op)
-  d.accesses, d.registers, d.local_reads, d.arrivals = {}, {}, {}, op.arrivals
+  d.accesses, d.registers, d.local_readers, d.arrivals = {}, {}, {}, op.arrivals
   d.relaxed = op.relaxed
   d.stays = op.tile == "every"                          -- all that it writes stays on the SM
   local ambient = { sm = "sm", sms = g.sms, columns = g.columns }
@@ -127,10 +113,12 @@ local function digest(g, op, shared)
           region = region.compile(r, "w, b, sm", resolve),
         }
       elseif r.scope == "sm" and shared[r.name] then
+        d.local_name = r.name
         if writes then
-          d.local_writes = { name = r.name, role = hb.role_of(op, r.role), waits = r.waited }
+          d.local_writer, d.local_waits = hb.role_of(op, r.role), r.waited
         else
-          add_local_read(d, r, hb.role_of(op, r.role))
+          d.local_readers[#d.local_readers + 1] = hb.role_of(op, r.role)
+          if r.returned then d.local_returner = hb.role_of(op, r.role) end
         end
       elseif r.scope == "sm" then
         d.registers[#d.registers + 1] = { name = r.name, writes = writes }
@@ -191,12 +179,11 @@ local function new_plan(g, node, d, last_writer)
   for _, use in ipairs(d.registers) do
     if not use.writes then plan.expect[use.name] = writers_of(last_writer[use.name]) end
   end
-  for _, read in ipairs(d.local_reads) do plan.expect[read.name] = writers_of(last_writer[read.name]) end
+  if d.local_name and not d.local_writer then plan.expect[d.local_name] = writers_of(last_writer[d.local_name]) end
   for _, use in ipairs(d.registers) do
     if use.writes then last_writer[use.name] = { node = node, before = last_writer[use.name] } end
   end
-  local name = d.local_writes and d.local_writes.name
-  if name then last_writer[name] = { node = node, before = last_writer[name] } end
+  if d.local_writer then last_writer[d.local_name] = { node = node, before = last_writer[d.local_name] } end
   return plan
 end
 

@@ -174,8 +174,7 @@ function M.build(model, registry, diag)
   local kept = keeps_residual(model)
   -- An SM can add up what its rows of the residual are worth to the router: nobody else has them, or needs the logits.
   model.sums_logits = kept and not inserts_at(model, "logits")
-  local facts = family.values(model)
-  ops.settle(registry, schedule.claim, schedule.exchange, facts.sequential == 1, kept, facts.guesses == 1)
+  ops.settle(registry, schedule.claim, schedule.exchange, family.values(model).sequential == 1, kept)
   local layers = shape.layers
   local g = {
     model = model, registry = registry, nodes = {}, buffers = {}, buffer = {}, params = {},

@@ -19,7 +19,6 @@
 --                            `awaits` that before it fills the copy again. returned, waited: the schedule has it so
 --                            unkept: only there where SMs do not keep the residual in registers (graph.lua); op.all has
 --                            the regions of both
---                            guessed: only there where experts are guessed before the route is known
 --   op.roles[role]           true where the role has work; op.supplied[role] the pipeline that does it
 --   op.sections[role]        the device code; op.variants[role][target] is the code that takes its place on one target,
 --                            "" being the section itself
@@ -292,7 +291,7 @@ end
 local REGION = {
   [1] = "string", [2] = "string", role = "string", scope = "string", launch = "string", claim = "boolean",
   adds = "boolean", wide = "table", posts = "boolean", awaits = "boolean", returns = "boolean",
-  unkept = "boolean", guessed = "boolean", lo = "string", hi = "string", step = "string",
+  unkept = "boolean", lo = "string", hi = "string", step = "string",
 }
 
 function File:read_region(what, entry, known, op)
@@ -315,7 +314,7 @@ function File:read_region(what, entry, known, op)
   local dealt = not entry.claim or op.claim == "schedule"
   self:check_keys(what, entry, REGION, in_step and dealt and { "role", "lo", "hi" } or { "role" })
   for _, key in ipairs({ "role", "scope", "launch", "claim", "adds", "posts", "awaits", "returns", "unkept",
-    "guessed", "lo", "hi", "step" }) do
+    "lo", "hi", "step" }) do
     region[key] = entry[key]
   end
   region.may_claim = region.claim
@@ -794,13 +793,13 @@ function M.parse(name, text, diag, read_file, wide)
 end
 
 --- Decides what op tables leave to the schedule. claim, exchange: the schedule's; sequential: whether the layers are a
---- chain; kept: whether SMs keep the residual in registers; guesses: whether experts are guessed.
-function M.settle(registry, claim, exchange, sequential, kept, guesses)
+--- chain; kept: whether SMs keep the residual in registers.
+function M.settle(registry, claim, exchange, sequential, kept)
   for _, op in ipairs(registry.list) do
     for _, way in ipairs({ "reads", "writes" }) do
       op[way] = {}
       for _, region in ipairs(op.all[way]) do
-        if not (kept and region.unkept or region.guessed and not guesses) then table.insert(op[way], region) end
+        if not (kept and region.unkept) then table.insert(op[way], region) end
       end
     end
     number_fields(op)

@@ -36,7 +36,7 @@ local COVERS = {
 -- What sync needs of an op: accesses to global buffers and the roles that use shared-memory data.
 local function digest(g, op, shared)
   local d = hb.roles_of(op)
-  d.accesses, d.local_reads, d.local_writes = {}, {}, nil
+  d.accesses, d.local_readers, d.local_writer = {}, {}, nil
   local ambient = { sm = "sm", sms = g.sms, columns = g.columns }
   local function resolve(name)
     return tostring(ambient[name] or g.params[op.name][name] or ("f[%q]"):format(name))
@@ -51,9 +51,9 @@ local function digest(g, op, shared)
         }
       elseif r.scope == "sm" and shared[r.name] then
         if way == "writes" then
-          d.local_writes = { name = r.name, role = hb.role_of(op, r.role) }
+          d.local_writer = hb.role_of(op, r.role)
         else
-          d.local_reads[#d.local_reads + 1] = { name = r.name, role = hb.role_of(op, r.role) }
+          d.local_readers[#d.local_readers + 1] = hb.role_of(op, r.role)
         end
       end
     end
@@ -195,32 +195,6 @@ function Sync:add_waits(node, task, d)
   task.waits = waits
 end
 
--- The number of the instances of SM-local data that the task uses: a descriptor has room for one.
-function Sync:instance_of(node, sm, d)
-  local instances, number, of = self.instances[sm], nil, nil
-  local function use(name, n)
-    if number and n ~= number then
-      self:fail(node.spec, "%s on SM %d uses instance %d of %s and %d of %s: expected one number", node.name, sm,
-        number, of, n, name)
-    end
-    number, of = n, name
-  end
-  if d.local_writes then
-    local name = d.local_writes.name
-    instances[name] = instances[name] or {}
-    use(name, #instances[name])
-  end
-  for _, read in ipairs(d.local_reads) do
-    local n = #(instances[read.name] or {})
-    if n == 0 then
-      self:fail(node.spec, "%s on SM %d reads SM-local data '%s' that no earlier task writes", node.name, sm, read.name)
-    else
-      use(read.name, n - 1)
-    end
-  end
-  return number or 0
-end
-
 -- The clocks of one task's roles, in the order in which they run; waits are added on the way. i: the task's number in
 -- the node.
 function Sync:visit(node, task, d, counters, i)
@@ -228,27 +202,34 @@ function Sync:visit(node, task, d, counters, i)
   local time = self.time[sm] + 1
   self.time[sm] = time
   local instances = self.instances[sm]
-  task["local"] = self:instance_of(node, sm, d)
+  task["local"] = 0
+  if d.local_writer then
+    task["local"] = #instances
+  elseif #d.local_readers > 0 then
+    if #instances == 0 then
+      self:fail(node.spec, "%s on SM %d reads SM-local data that no earlier task writes", node.name, sm)
+    else
+      task["local"] = #instances - 1
+    end
+  end
   for s = 1, #sets do
     local clocks = sets[s]
     for k = 1, #d.roles do clocks:enter(sm, d.roles[k], time) end
-    for k = 1, #d.local_reads do
-      local read = d.local_reads[k]
-      local of = instances[read.name]
-      if of and #of > 0 then clocks:recall(sm, read.role, of[#of][s]) end
+    for k = 1, #instances > 0 and #d.local_readers or 0 do
+      clocks:recall(sm, d.local_readers[k], instances[#instances][s])
     end
     if d.load_feeds then clocks:learn(sm, d.compute and ROLE.compute or STORE, ROLE.load) end
   end
   self:add_waits(node, task, d)
-  local memories = d.local_writes and {}
+  local memories = d.local_writer and {}
   for s = 1, #sets do
     local clocks = sets[s]
     if d.wait == ROLE.load then clocks:learn(sm, ROLE.compute, ROLE.load) end
     if d.store_follows then clocks:learn(sm, STORE, ROLE.compute) end
-    if memories then memories[s] = clocks:remember(sm, d.local_writes.role) end
+    if memories then memories[s] = clocks:remember(sm, d.local_writer) end
     if counters and counters[s] then clocks:arrive(counters[s], sm, d.signal) end
   end
-  if memories then table.insert(instances[d.local_writes.name], memories) end
+  if memories then instances[#instances + 1] = memories end
   self.node_sms[i], self.node_times[i] = sm, time
   for a = 1, #d.accesses do
     local access = d.accesses[a]
@@ -312,7 +293,7 @@ function M.run(g, diag)
     history = {},               -- [buffer] = groups since it was last written as a whole
     time = {},                  -- [sm] = tasks so far
     waits = {},                 -- [node] = the wait for its counter
-    instances = {},             -- [sm][name] = what the writer of each instance of SM-local data knew
+    instances = {},             -- [sm] = what the writer of each instance of SM-local data knew
     open = {},                  -- [last pass] = the counter of passes that are not all visited
     arrivals = {},              -- [last pass] = what the counter of its passes gets
     units = {},                 -- [last pass][access] = units that its passes have touched

@@ -20,6 +20,3 @@ NMK_SHARED unsigned long long nmk_fixed_square(float v, int part) {
 NMK_SHARED float nmk_squares(unsigned long long whole, unsigned long long rest) {
     return (float)whole / 256.f + (float)rest / (float)(1ll << 48);
 }
-
-/* A column's sums of a router: of each expert of its row tiles, then the two parts of the squares. */
-#define NMK_SUMS_ROW(experts) (((experts) + 15) / 16 * 16 + 2)

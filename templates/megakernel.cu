@@ -71,12 +71,6 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
     if (thread < TAGS) s.job_tag[thread] = -1;
     if (thread < NMK_RING_STAGES) s.stage_tag[thread] = -1;
     if (thread < 2) s.active[thread] = 0;
-#if NMK_GUESSES
-    if (thread < 2 * 8) {
-        Guess &g = s.guess[thread / 8];
-        g.expert[thread % 8] = -1, g.chosen[thread % 8] = g.slot[thread % 8] = 0;
-    }
-#endif
     if (thread == 2) s.gone = 0;
     if (thread == 0) {
 #pragma unroll 1
@@ -99,10 +93,6 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             mbarrier_init(shared_address(&s.route_listed[i]), WARPS_COMPUTE * ARRIVALS);
             mbarrier_init(shared_address(&s.route_ready[i]), WARPS_COMPUTE * ARRIVALS);
             mbarrier_init(shared_address(&s.route_free[i]), WARPS_STORE * ARRIVALS);
-#if NMK_GUESSES
-            mbarrier_init(shared_address(&s.guess_made[i]), ARRIVALS);
-            mbarrier_init(shared_address(&s.route_due[i]), ARRIVALS);
-#endif
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         /* lists are older than all launches */
@@ -121,10 +111,7 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             if (s.flags[n] & NMK_COLUMN_FILTERS) filters |= (Mask)1 << n;
         }
 
-    if (thread == 0) {
-        s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
-        s.filters = filters, s.wanted = filters != 0 || flags & NMK_COLUMN_LOGPROBS;
-    }
+    if (thread == 0) s.only = columns && !(columns & columns - 1) ? first_bit(columns) : -1;
     __syncthreads();
 
     if (warp >= WARPS_COMPUTE) {
@@ -160,7 +147,8 @@ extern "C" __global__ void __launch_bounds__(WARPS_ALL * 32, 1) nmk_step(const _
             LEAVE;
         }
         if (warp == WARPS_COMPUTE + 1) { /* -------------------------------------------- helper */
-            Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1}};
+            Helper c = {{p, s, memory, ROLE_HELP, columns, lane, -1},
+                        filters, (WIDE ? (u32)(filters != 0) : (u32)filters) | (flags & NMK_COLUMN_LOGPROBS)};
             if (blockIdx.x == 0 && lane == 0) c.tell_time(0);
 #pragma unroll 1
             for (;;) {
@@ -237,9 +225,6 @@ DEVICE void end_part(u8 *memory)
     mbarriers_end(s.full, NMK_RING_STAGES), mbarriers_end(s.empty, NMK_RING_STAGES);
     mbarriers_end(s.job_full, JOBS), mbarriers_end(s.job_empty, JOBS), mbarriers_end(s.route_listed, 2);
     mbarriers_end(s.route_ready, 2), mbarriers_end(s.route_free, 2);
-#if NMK_GUESSES
-    mbarriers_end(s.guess_made, 2), mbarriers_end(s.route_due, 2);
-#endif
     mbarriers_end(s.desc_full, DESC_BLOCKS), mbarriers_end(s.desc_empty, DESC_BLOCKS);
 }
 

@@ -79,27 +79,21 @@ DEVICE u32 key_of(float v)
 DEVICE float value_of(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
 /* By a warp whose lanes have four keys each: lane i gets the place of the i-th largest and its key.  Ties: the lowest
- * place.  A lane's own are put in order first, so that each further one takes few steps of which each waits for the
- * last. */
+ * place.  Keys that were chosen are 0 then. */
 template <int COUNT> DEVICE void choose_largest(u32 (&key)[4], int lane, int &place, u32 &largest)
 {
-    int at[4] = {0, 1, 2, 3};
-    auto order = [&](int i, int j) {
-        const bool swap = key[j] > key[i] || (key[j] == key[i] && at[j] < at[i]);
-        const u32 k = swap ? key[j] : key[i];
-        const int a = swap ? at[j] : at[i];
-        key[j] = swap ? key[i] : key[j], at[j] = swap ? at[i] : at[j];
-        key[i] = k, at[i] = a;
-    };
-    order(0, 1), order(2, 3), order(0, 2), order(1, 3), order(1, 2);
 #pragma unroll 1
     for (int i = 0; i < COUNT; i++) {
-        const u32 top = __reduce_max_sync(~0u, key[0]), who = __ballot_sync(~0u, key[0] == top);
-        const int e = __shfl_sync(~0u, lane * 4 + at[0], __ffs(who) - 1);
-        const bool mine = key[0] == top && !(who & ((1u << lane) - 1));
+        u32 best = key[0];
+        int at = 0;
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (mine) key[j] = j < 3 ? key[j + 1] : 0, at[j] = at[min(j + 1, 3)];
+        for (int j = 1; j < 4; j++)
+            if (key[j] > best) best = key[j], at = j;
+        const u32 top = __reduce_max_sync(~0u, best);
+        const int owner = __ffs(__ballot_sync(~0u, best == top)) - 1;
+        const int e = __shfl_sync(~0u, lane * 4 + at, owner);
+#pragma unroll
+        for (int j = 0; j < 4; j++) key[j] = lane == owner && j == at ? 0 : key[j];
         if (lane == i) place = e, largest = top;
     }
 }
@@ -396,16 +390,6 @@ struct Offers {
 };
 #endif
 
-#if NMK_GUESSES
-/* The experts that a step's only live column may choose, guessed from x before attention, best first, so that they can
- * be streamed before the route is known.  With it each place has the chosen expert: the guessed one if that was chosen,
- * else one that nobody guessed. */
-struct Guess {
-    int expert[8]; /* -1: none */
-    int chosen[8], slot[8]; /* slot: of the route */
-};
-#endif
-
 struct Shared {
     u64 full[NMK_RING_STAGES], empty[NMK_RING_STAGES];
     u64 job_full[JOBS], job_empty[JOBS], desc_full[DESC_BLOCKS], desc_empty[DESC_BLOCKS];
@@ -449,12 +433,6 @@ struct Shared {
     int stage_tag[NMK_RING_STAGES], job_tag[TAGS];
     u32 gone; /* not 0: this block has seen that the step is lost */
     int only; /* the live column, where there is but one; else -1 */
-    int wanted; /* not 0: optional tasks run in this launch.  All SMs see the same */
-    Mask filters; /* columns that are cut */
-#if NMK_GUESSES
-    u64 guess_made[2], route_due[2]; /* by the helper, for the producer; for the consumers, where the route is theirs */
-    Guess guess[2];
-#endif
 };
 
 /* Descriptor block b of this SM's list into shared memory. */
@@ -802,23 +780,13 @@ struct Loader : Context {
         return shared_address(&s.full[fill.index]);
     }
 
-    /* A stage of so many bytes, which come by one or more copies, each to a place in it. */
-    __device__ __forceinline__ void begin_stage(u32 bytes, int stage_tag)
+    __device__ __forceinline__ void push(const u8 *src, u32 bytes, int stage_tag)
     {
         const u32 bar = claim_slot();
         s.stage_tag[fill.index] = stage_tag;
         mbarrier_expect(bar, bytes);
-    }
-    __device__ __forceinline__ void copy_part(const u8 *src, u32 bytes, u32 to)
-    {
-        bulk_copy(shared_address(ring) + fill.index * NMK_STAGE_BYTES + to, src, bytes,
-                  shared_address(&s.full[fill.index]), policy);
-    }
-    __device__ __forceinline__ void end_stage() { fill.advance(p.ring_stages); }
-
-    __device__ __forceinline__ void push(const u8 *src, u32 bytes, int stage_tag)
-    {
-        begin_stage(bytes, stage_tag), copy_part(src, bytes, 0), end_stage();
+        bulk_copy(shared_address(ring) + fill.index * NMK_STAGE_BYTES, src, bytes, bar, policy);
+        fill.advance(p.ring_stages);
     }
 
     /* count consecutive stages. */
@@ -1495,19 +1463,6 @@ struct Storer : Context {
         v[0] = sum.x, v[1] = sum.y, v[2] = sum.z, v[3] = sum.w;
         free_job(seen);
     }
-
-    /* The same of a job whose parts are not to be added up: each warp's. */
-    __device__ __forceinline__ void take_apart(float (&v)[WARPS_COMPUTE][4])
-    {
-        u32 seen = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS_COMPUTE; w++) {
-            const float4 a = job_data()[w * 32];
-            v[w][0] = a.x, v[w][1] = a.y, v[w][2] = a.z, v[w][3] = a.w;
-            seen |= __float_as_uint(a.x);
-        }
-        free_job(seen);
-    }
 };
 
 /* Where a job's two rows of a lane go in f32: to[0] and to[8] of the lane's two columns. */
@@ -1613,18 +1568,21 @@ struct Share {
 };
 
 struct Helper : Context {
-    __device__ __forceinline__ bool awake() const { return s.wanted; }
+    Mask filters; /* columns that are cut */
+    u32 wanted;   /* not 0: optional tasks run in this launch.  All SMs see the same */
+
+    __device__ __forceinline__ bool awake() const { return wanted; }
 
     /* Columns that are cut share the SMs, one to each SM, and the SMs of a column share the vocabulary: so what has to
      * be done once by each SM of a column is done by few.  All is sums of integers and maxima: who does what changes no
      * bit.  False: none is cut. */
     __device__ __forceinline__ bool share(int vocab, Share &mine) const
     {
-        const int columns = count_bits(s.filters);
+        const int columns = count_bits(filters);
         if (columns == 0) return false;
         const int turn = blockIdx.x % columns, part = blockIdx.x / columns;
         const int parts = (NMK_SMS - turn + columns - 1) / columns, tiles = vocab / 16;
-        Mask left = s.filters;
+        Mask left = filters;
 #pragma unroll 1
         for (int i = 0; i < turn; i++) left &= left - 1;
         mine.column = first_bit(left), mine.first = tiles * part / parts * 16;
@@ -1730,214 +1688,6 @@ struct Helper : Context {
         __syncwarp();
     }
 };
-
-/* ------------------------------------------------------------------------------------------------ routes */
-
-/* An expert's weight: its logit's sigmoid, or the softmax over those chosen, or over all. */
-enum route_score { SIGMOID, SOFTMAX_CHOSEN, SOFTMAX_ALL };
-
-/* What the routes of a step have in common: COUNT of EXPERTS for each column.  A lane has four logits, as keys; 0 is
- * none. */
-template <int EXPERTS, int COUNT, int SCORE> struct Router {
-    static constexpr int ROWS = (EXPERTS + 15) / 16 * 16; /* of its matrix */
-    static constexpr int WORDS = (EXPERTS + 31) / 32;
-    static_assert(WORDS <= 4 && COUNT <= 8, "a route holds 4 logits a lane and 8 choices a column");
-
-    static __device__ __forceinline__ void keys_of(const float4 &v, int lane, u32 (&key)[4])
-    {
-        key[0] = key_of(v.x), key[1] = key_of(v.y), key[2] = key_of(v.z), key[3] = key_of(v.w);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (EXPERTS < 128 && lane * 4 + j >= EXPERTS) key[j] = 0;
-    }
-
-    /* The weight of the i-th largest logit, by lane i; most and all: see sum_all. */
-    static __device__ __forceinline__ float weigh(int lane, u32 logit, float most, float all)
-    {
-        const float v = value_of(logit), each = __expf(SCORE == SIGMOID ? -v : v - most);
-        if (SCORE == SOFTMAX_CHOSEN) {
-            all = lane < COUNT ? each : 0.f;
-#pragma unroll
-            for (int i = 1; i < 8; i <<= 1) all += __shfl_xor_sync(~0u, all, i);
-        }
-        const float weight = SCORE == SIGMOID ? 1.f / (1.f + each) : each / all;
-        return POSTED && weight == 0.f ? 1.17549435e-38f : weight; /* it is chosen, and what it posts is awaited */
-    }
-
-    /* The largest logit and the sum of the exponentials of all relative to it. */
-    static __device__ __forceinline__ float sum_all(const u32 (&key)[4], float &most)
-    {
-        float all = 0;
-        most = value_of(__reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3]))));
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (key[j]) all += __expf(value_of(key[j]) - most);
-        return warp_sum(all);
-    }
-
-#ifndef NMK_WIDE
-    /* By the consumers, each warp of which has a column; keys(n, key) gets a live one's logits. */
-    template <class Keys> static __device__ __forceinline__ void route_all(Consumer &c, int b, Keys keys)
-    {
-        Shared &s = c.s;
-        const int lane = c.lane, n = c.warp;
-        const bool live = c.live(n), chose = live && lane < COUNT;
-        u32 key[4], logit = 0;
-        int expert = 0, slot = 0, active = 0;
-        float all = 0, most = 0;
-        static_assert(sizeof(Shared::weight) == 2 * WARPS_COMPUTE * 32 * sizeof(float2), "weights of all slots");
-        ((float2 *)s.weight[b])[c.warp * 32 + lane] = make_float2(0, 0);
-        if (live) {
-            keys(n, key);
-            if (SCORE == SOFTMAX_ALL) all = sum_all(key, most);
-            choose_largest<COUNT>(key, lane, expert, logit);
-        }
-#pragma unroll
-        for (int q = 0; q < WORDS; q++) {
-            const u32 mask = __reduce_or_sync(~0u, chose && expert >> 5 == q ? 1u << (expert & 31) : 0u);
-            if (lane == 0) s.chosen[b][n][q] = mask;
-        }
-        barrier_compute();
-#pragma unroll
-        for (int q = 0; q < WORDS; q++) {
-            const u32 mask = __reduce_or_sync(~0u, lane < 8 ? s.chosen[b][lane][q] : 0u);
-            if (n == q && mask >> lane & 1) s.expert[b][active + __popc(mask & ((1u << lane) - 1))] = q * 32 + lane;
-            if (expert >> 5 == q) slot = active + __popc(mask & ((1u << (expert & 31)) - 1));
-            active += __popc(mask);
-        }
-        if (threadIdx.x == 0) s.active[b] = active;
-        c.arrive(&s.route_listed[b]);
-        if (SCORE == SOFTMAX_CHOSEN) most = value_of(__shfl_sync(~0u, logit, 0));
-        const float weight = weigh(lane, logit, most, all);
-        if (chose) s.weight[b][slot * 8 + n] = weight;
-        c.arrive(&s.route_ready[b]);
-    }
-#endif
-};
-
-/* For benchmarks and metrics: active experts so far are counted beside the tickets. */
-DEVICE u32 *tickets_of(const Context &c, int ticket) { return (u32 *)c.p.tickets + ticket * 64; }
-DEVICE void count_active(const Context &c, int ticket, int active)
-{
-    u32 *tickets = tickets_of(c, ticket);
-    tickets[(c.p.epoch + 1 & 1) * 32] = 0; /* the next step's: nobody draws from it in this one */
-    atomicAdd(tickets + 1, (u32)active);
-}
-#if NMK_GUESSES
-/* And how many of them had been guessed. */
-DEVICE void count_guessed(const Context &c, int ticket, int right) { atomicAdd(tickets_of(c, ticket) + 2, (u32)right); }
-#endif
-
-#if NMK_GUESSES
-/* The router's logits as sums over the rows of x, to each of which every SM adds what its own 16 rows are worth.  In
- * place of a norm and a product that wait for the whole of x, one exchange earlier: the norm's factor is the same for
- * all experts, and integers add up to the same in any order.
- *
- * Of the sums there are COPIES, because additions to one place come one after the other, in each a row for each
- * column. */
-template <int EXPERTS, int COPIES> struct RouterSums {
-    typedef PackedX L;
-    static constexpr int EXPERT_TILES = (EXPERTS + 15) / 16, ROWS = EXPERT_TILES * 16;
-    static constexpr int ROW = NMK_SUMS_ROW(EXPERTS);
-    static constexpr int TILE_BYTES = 512; /* 16 rows of 16 k of a granule: of each 8 k the lower four, or the upper */
-    static constexpr bool TOGETHER = L::tiles != 3; /* the two are one behind the other */
-    static constexpr int GAMMA = EXPERT_TILES * 2 * TILE_BYTES;
-    static_assert(COLUMN_TILES == 1 && NMK_X_KEPT, "acc is the residual of all columns");
-    static_assert(EXPERT_TILES <= WARPS_COMPUTE && GAMMA + 32 <= NMK_STAGE_BYTES, "a warp has a tile, all are a stage");
-
-    /* One stage: of each row tile of the router the granule in which the SM's rows are, then gamma. */
-    static __device__ __forceinline__ void load(Loader &c, int tile, const u8 *from, const u8 *gamma)
-    {
-        const int k = tile * 16 & ~31;
-        c.begin_stage(GAMMA + 32, 0);
-        c.copy_part(gamma + tile * 32, 32, GAMMA);
-#pragma unroll 1
-        for (int e = 0; e < EXPERT_TILES; e++, from += L::tile_bytes) {
-            const int to = e * 2 * TILE_BYTES;
-            c.copy_part(from + L::pair_offset(0, k), TOGETHER ? 2 * TILE_BYTES : TILE_BYTES, to);
-            if (!TOGETHER) c.copy_part(from + L::pair_offset(0, k + 4), TILE_BYTES, to + TILE_BYTES);
-        }
-        c.end_stage();
-    }
-
-    /* What they are worth: a warp has a row tile of the router, of which v is rows g and g+8 of columns 2t, 2t+1.
-     * Returns the rows of x. */
-    static __device__ __forceinline__ float4 product(Consumer &c, int tile, float (&v)[4])
-    {
-        float4 *parts = (float4 *)c.s.prob; /* attention's, which is between barriers like these */
-        static_assert(sizeof c.s.prob == WARPS_COMPUTE * 32 * sizeof(float4), "all warps' sums");
-        const u8 *stage = c.ring + c.slot.index * NMK_STAGE_BYTES;
-        const int lane = c.lane;
-        c.wait_full(c.slot);
-        const uint4 w0 = *(const uint4 *)(stage + c.warp * 2 * TILE_BYTES + lane * 16);
-        const uint4 w1 = *(const uint4 *)(stage + (c.warp * 2 + 1) * TILE_BYTES + lane * 16);
-        const bf16 *gamma = (const bf16 *)(stage + GAMMA);
-        const float low = bf16_low(gamma[c.g()]), high = bf16_low(gamma[c.g() + 8]);
-        c.release(w0.x | w1.x | __float_as_uint(low) | __float_as_uint(high));
-        parts[c.warp * 32 + lane] = make_float4(c.acc[0][0], c.acc[0][1], c.acc[0][2], c.acc[0][3]);
-        barrier_compute();
-        u32 seen;
-        const float4 x = sum_warps(parts + lane, seen); /* the same bits that the storers get */
-        /* a lane has two rows of x and two columns; as an operand it needs the eight rows of its k, of one column */
-        const u32 upper = transpose_8x8(bf16_pair(x.x * low, x.y * low));
-        const u32 lower = transpose_8x8(bf16_pair(x.z * high, x.w * high));
-        u32 b[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const u32 u = __shfl_sync(~0u, upper, lane & 28 | i), l = __shfl_sync(~0u, lower, lane & 28 | i);
-            b[i] = c.t() >> 1 != (tile & 1) ? 0 : c.t() & 1 ? l : u;
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) v[j] = 0;
-        mma(v, w0, b[0], b[1]), mma(v, w1, b[2], b[3]);
-        return x;
-    }
-
-    /* The copy to which a tile's worth is added. */
-    static __device__ __forceinline__ u64 *copy_of(u64 *sums, int tile)
-    {
-        return sums + tile % COPIES * (NMK_COLUMNS * ROW);
-    }
-
-    /* Adds a lane's four products with row tile `tile` of the router. */
-    template <class C> static __device__ __forceinline__ void add(const C &c, u64 *sums, int tile, const float (&v)[4])
-    {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int column = 2 * c.t() + j;
-            if (!c.live(column)) continue;
-            atomicAdd(sums + column * ROW + tile * 16 + c.g(), nmk_fixed(v[j]));
-            atomicAdd(sums + column * ROW + tile * 16 + c.g() + 8, nmk_fixed(v[2 + j]));
-        }
-    }
-
-    static __device__ __forceinline__ longlong2 two(const long long *sums)
-    {
-        longlong2 sum = make_longlong2(0, 0);
-#pragma unroll
-        for (int i = 0; i < COPIES; i++) {
-            const longlong2 v = __ldcg((const longlong2 *)(sums + i * (NMK_COLUMNS * ROW)));
-            sum.x += v.x, sum.y += v.y;
-        }
-        return sum;
-    }
-
-    /* A lane's four logits of a column, but for a factor that they share. */
-    static __device__ __forceinline__ float4 parts_of(const long long *sums, int column, int lane)
-    {
-        sums += column * ROW + min(lane * 4, ROWS - 4);
-        const longlong2 u = two(sums), v = two(sums + 2);
-        return make_float4((float)u.x, (float)u.y, (float)v.x, (float)v.y);
-    }
-
-    /* That factor, in which the norm's is. */
-    static __device__ __forceinline__ float scale_of(const long long *sums, int column, float eps)
-    {
-        const longlong2 squares = two(sums + column * ROW + ROWS);
-        return rsqrtf(nmk_squares(squares.x, squares.y) * (1.f / NMK_HIDDEN) + eps) * (1.f / (1 << NMK_FIXED_BITS));
-    }
-};
-#endif
 
 /* ------------------------------------------------------------------------------------------------ dealing */
 

@@ -71,68 +71,67 @@ local function knows(clocks, sm, role, of, time)
   return clocks.base[thread][sm * ROLES + of] >= time or hb.time_of(clocks.own[thread], of) >= time
 end
 
--- The roles that read an instance learn what its writer knew. Returns false where the writer comes later in the list:
--- the producer would keep all that follows from being loaded.
-function M:read_local(plan, state, read, instance, sm, time)
-  local clocks, sets = self.clocks, self.sets
-  local data = state.data[read.name]
-  local found, older = data and data.instances[instance], data and data.instances[instance - 2]
+-- Readers of an instance learn what its writer knew. Returns false where the writer comes later in the list: the
+-- producer would keep all that follows from being loaded.
+function M:read_local(plan, state, instance, sm, time)
+  local d, clocks, sets = plan.d, self.clocks, self.sets
+  local found, older = state.instances[instance], state.instances[instance - 2]
   if not found then
     self:report("ring" .. sm, "the ring blocks: %s waits for instance %d of %s, which no earlier task of the SM writes",
-      self:name(sm, time), instance, read.name)
+      self:name(sm, time), instance, d.local_name)
     return false
   end
-  local expected = expected_writer(plan.expect[read.name], sm)
+  local expected = expected_writer(plan.expect[d.local_name], sm)
   if found.node ~= expected then
-    self:report(read.name .. plan.node.name, "%s reads instance %d of %s as %s left it, the graph says %s",
-      self:name(sm, time), instance, read.name, found.node.name, writer_name(expected))
+    self:report(d.local_name .. plan.node.name, "%s reads instance %d of %s as %s left it, the graph says %s",
+      self:name(sm, time), instance, d.local_name, found.node.name, writer_name(expected))
   end
-  for i = 1, #read.roles do
-    local role = read.roles[i]
+  for i = 1, #d.local_readers do
+    local role = d.local_readers[i]
     -- The barrier tells instance n from n - 2 by one bit.
     if older and not knows(clocks, sm, role, older.role, older.time) then
       self:report("phase" .. plan.node.name, "%s: role %s may take instance %d of %s for instance %d",
-        self:name(sm, time), hb.ROLES[role], instance - 2, read.name, instance)
+        self:name(sm, time), hb.ROLES[role], instance - 2, d.local_name, instance)
     end
     for s = 1, #sets do sets[s]:recall(sm, role, found.memories[s]) end
     local readers = found.readers
     readers[#readers + 1] = role
     readers[#readers + 1] = time
   end
-  if read.returner then found.returns, found.returner, found.returned = found.returns + 1, read.returner, time end
+  if d.local_returner then
+    found.returns, found.returner, found.returned = found.returns + 1, d.local_returner, time
+  end
   return true
 end
 
-function M:write_local(plan, state, write, instance, sm, time)
-  local clocks, name = self.clocks, write.name
-  local data = state.data[name] or { instances = {}, written = 0 }
-  state.data[name] = data
-  if instance ~= data.written then
+function M:write_local(plan, state, instance, sm, time)
+  local d, clocks = plan.d, self.clocks
+  if instance ~= state.written then
     self:report("instance" .. sm, "%s writes instance %d of %s, the SM's next is %d", self:name(sm, time), instance,
-      name, data.written)
+      d.local_name, state.written)
   end
   for n = instance - 2, instance, 2 do                -- what was in the same copy
-    local older = data.instances[n]
-    local waits = older and n < instance and write.waits
+    local older = state.instances[n]
+    local waits = older and n < instance and d.local_waits
     if waits and older.returns ~= 1 then
       self:report("returned" .. plan.node.name, "%s waits until instance %d of %s is returned, as %d tasks do",
-        self:name(sm, time), n, name, older.returns)
+        self:name(sm, time), n, d.local_name, older.returns)
     end
     for i = 1, older and #older.readers or 0, 2 do
       local role, when = older.readers[i], older.readers[i + 1]
       local returned = waits and role == older.returner and when <= older.returned
-      if not returned and not knows(clocks, sm, write.role, role, when) then
+      if not returned and not knows(clocks, sm, d.local_writer, role, when) then
         self:report("copy" .. plan.node.name, "%s overwrites the copy of %s that role %s of %s still reads " ..
-          "(instance %d)", self:name(sm, time), name, hb.ROLES[role], self:name(sm, when), n)
+          "(instance %d)", self:name(sm, time), d.local_name, hb.ROLES[role], self:name(sm, when), n)
       end
     end
   end
   local memories = {}
-  for s, each in ipairs(self.sets) do memories[s] = each:remember(sm, write.role) end
-  data.instances[instance] = {
-    node = plan.node, role = write.role, time = time, readers = {}, returns = 0, memories = memories,
+  for s, each in ipairs(self.sets) do memories[s] = each:remember(sm, d.local_writer) end
+  state.instances[instance] = {
+    node = plan.node, role = d.local_writer, time = time, readers = {}, returns = 0, memories = memories,
   }
-  data.written = instance + 1
+  state.written = instance + 1
 end
 
 -- Notes what the role of each access knows. i: the task's number in the plan.
@@ -176,9 +175,7 @@ function M:run_task(plan, words, start, sm, time, state)
   for s = 1, #sets do
     for i = 1, #d.roles do sets[s]:enter(sm, d.roles[i], time) end
   end
-  for i = 1, #d.local_reads do
-    if not self:read_local(plan, state, d.local_reads[i], words[start + W_LOCAL], sm, time) then return false end
-  end
+  if #d.local_readers > 0 and not self:read_local(plan, state, words[start + W_LOCAL], sm, time) then return false end
   for s = 1, d.load_feeds and #sets or 0 do sets[s]:learn(sm, d.compute and COMPUTE or STORE, LOAD) end
   local first, second = words[start + W_WAIT_A], words[start + W_WAIT_B]
   if first ~= -1 then self:check_wait(first, words[start + W_ARRIVALS_A], sm, time) end
@@ -192,7 +189,7 @@ function M:run_task(plan, words, start, sm, time, state)
     if d.store_follows then sets[s]:learn(sm, STORE, COMPUTE) end
   end
   if #d.registers > 0 then self:use_registers(plan, state, sm, time) end
-  if d.local_writes then self:write_local(plan, state, d.local_writes, words[start + W_LOCAL], sm, time) end
+  if d.local_writer then self:write_local(plan, state, words[start + W_LOCAL], sm, time) end
   self:note(plan, self.index_at[sm][time], sm)
   local signal = words[start + W_SIGNAL]
   if signal ~= -1 and d.signal then self:arrive(signal, d.signal, sm, d.relaxed) end
@@ -235,8 +232,8 @@ function M:simulate()
   self.clocks = hb.any_relaxed(self.g) and hb.new(sms) or self.hints
   self.sets = self.clocks == self.hints and { self.hints } or { self.hints, self.clocks }
   for sm = 0, sms - 1 do
-    -- done: tasks run; writer: of registers; data: [name] = { instances, written } of what is in shared memory
-    self.locals[sm] = { done = 0, writer = {}, data = {} }
+    -- done: tasks run; writer: of registers; instances, written: of the data in shared memory
+    self.locals[sm] = { done = 0, writer = {}, instances = {}, written = 0 }
     self.ready[sm + 1] = sm
   end
   for _, plan in pairs(self.plans) do

@@ -296,9 +296,9 @@ end
 local TEMPLATES = {
   step = { "templates/random.h", "templates/sampling.h", "templates/fixed.h", "templates/claim.h",
     "templates/prelude.cuh", "templates/megakernel.cu", "templates/packed.h", "templates/pack.cu" },
-  prefill = { "templates/random.h", "templates/sampling.h", "templates/fixed.h", "templates/claim.h",
-    "templates/packed.h", "templates/prelude.cuh", "templates/wgmma.cuh", "templates/attention.cuh",
-    "templates/prefill.cuh", "templates/prefill.cu" },
+  prefill = { "templates/random.h", "templates/sampling.h", "templates/claim.h", "templates/packed.h",
+    "templates/prelude.cuh", "templates/wgmma.cuh", "templates/attention.cuh", "templates/prefill.cuh",
+    "templates/prefill.cu" },
 }
 
 --- Numbers that a template spells out in its assembler or its shifts, against the table in abi.lua.

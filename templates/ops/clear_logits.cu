@@ -8,7 +8,7 @@
   cost    = "0",
 @*/
 //@device help
-constexpr int ROW = NMK_SUMS_ROW(P::experts); /* a unit */
+constexpr int ROW = (P::experts + 15) / 16 * 16 + 2; /* a unit: as ops/router_sum.cu lays them out */
 
 DEVICE void help(Helper &c, const Task &t)
 {
@@ -19,7 +19,7 @@ DEVICE void help(Helper &c, const Task &t)
 }
 
 //@reference
-const size_t row = NMK_SUMS_ROW(P.experts);
+const size_t row = (P.experts + 15) / 16 * 16 + 2;
 uint64_t *sums = buffer(vm, t.logits);
 for (int copy = 0; copy < P.logit_copies; copy++)
     memset(sums + (size_t)(copy * NMK_COLUMNS + t.column) * row, 0, row * sizeof *sums);

@@ -4,14 +4,12 @@
   pipeline = "gemm_x",
   claim    = "queue",
   params   = { {"hidden", "i32"}, {"experts", "i32"}, {"experts_per_token", "i32"}, {"expert_ff", "i32"},
-               {"claim_up", "i32"}, {"guesses", "i32"} },
+               {"claim_up", "i32"} },
   tile     = "every",
   task     = { {"weight_kib", "i32"}, {"ticket", "i32"}, {"rank", "i32"} },
   reads    = { {"xn", "bf16", role = "compute", scope = "sm", wide = { lo = "0", hi = "columns" }},
                {"route", role = "load", scope = "sm"}, {"route", role = "compute", scope = "sm"},
-               {"route", role = "store", scope = "sm", returns = true},
-               {"guess", role = "load", scope = "sm", guessed = true},
-               {"guess", role = "store", scope = "sm", guessed = true} },
+               {"route", role = "store", scope = "sm", returns = true} },
   writes   = { {"h", "bf16", role = "store", claim = true, posts = true} },
   cost     = "0",
 @*/
@@ -21,43 +19,6 @@ constexpr int CHUNKS = P::expert_ff / 8; /* row tiles of one expert: 8 gate and 
 /* Row tiles that this SM has by number. */
 DEVICE int dealt(int all, const Task &t) { return nmk_claim_rounds(P::claim_up, all, t.rank); }
 
-/* Whether row tiles are streamed by a guess: places in which experts are take the place of slots. */
-DEVICE bool guesses(const Shared &s) { return P::guesses && s.only >= 0; }
-
-/* Of a stage's or job's tag: the row tile is one of a guessed expert. */
-constexpr int GUESSED = 1 << 24;
-
-#if NMK_GUESSES
-/* Row tiles by number, those of a place one after the other: as long as the route is not known the guessed expert's,
- * then the chosen one's.  No SM has to know how far others are, because a place has the expert that was guessed for it
- * if that is chosen; what was streamed by a wrong guess is streamed anew. */
-DEVICE void load_guessed(Loader &c, const u8 *from, int rank, int instance)
-{
-    typedef PackedX L;
-    const Guess &g = c.s.guess[instance & 1];
-    constexpr int ALL = P::experts_per_token * CHUNKS;
-    auto stream = [&](int expert, int chunk, int tag) {
-        const u64 tile = (u64)expert * CHUNKS + chunk % CHUNKS;
-        c.stream(from + tile * L::tile_bytes, L::stages, L::stage_bytes, tag);
-    };
-    c.wait(&c.s.guess_made[instance & 1], instance >> 1 & 1);
-    int early = rank; /* the first that is not streamed by a guess */
-#pragma unroll 1
-    for (; early < ALL; early += NMK_SMS) {
-        const int guess = g.expert[early / CHUNKS];
-        if (guess < 0 || c.passed(&c.s.route_listed[instance & 1], instance >> 1 & 1)) break;
-        stream(guess, early, GUESSED | early);
-    }
-    c.wait_route(instance);
-#pragma unroll 1
-    for (int chunk = rank; chunk < ALL; chunk += NMK_SMS) {
-        const int expert = g.chosen[chunk / CHUNKS];
-        if (chunk >= early || expert != g.expert[chunk / CHUNKS]) stream(expert, chunk, chunk);
-    }
-    c.push_end();
-}
-#endif
-
 DEVICE void load(Loader &c, const Task &t)
 {
     typedef PackedX L;
@@ -65,12 +26,6 @@ DEVICE void load(Loader &c, const Task &t)
     const u8 *from = c.weights(t.weight_kib);
     u32 *ticket = (u32 *)c.p.tickets + (t.ticket * 2 + (c.p.epoch & 1)) * 32;
     int chunk = t.rank;
-#if NMK_GUESSES
-    if (guesses(c.s)) {
-        load_guessed(c, from, t.rank, instance);
-        return;
-    }
-#endif
     c.wait_route(instance);
     const int all = c.s.active[b] * CHUNKS, fixed = dealt(all, t) * NMK_SMS;
 #pragma unroll 1
@@ -85,12 +40,10 @@ DEVICE void load(Loader &c, const Task &t)
 }
 
 //@device compute
-/* Row tiles dealt by number; the claimed ones follow, and in any case the producer's end mark.  Where experts are
- * guessed all have their numbers with them: consumers begin before the route is known. */
+/* Row tiles dealt by number; the claimed ones follow, and in any case the producer's end mark. */
 DEVICE int compute(Consumer &c, const Task &t)
 {
     const int instance = c.desc()[7];
-    if (guesses(c.s)) return 0;
     c.wait_route(instance);
     return dealt(c.s.active[instance & 1] * CHUNKS, t);
 }
@@ -142,7 +95,7 @@ DEVICE void store(Storer &c, const Task &t)
     bf16 *h = c.exchange<bf16>(t.h);
     if constexpr (POSTED) clear_share(c, h);
     c.wait_route(instance);
-    const int fixed = guesses(c.s) ? 0 : dealt(c.s.active[b] * CHUNKS, t);
+    const int fixed = dealt(c.s.active[b] * CHUNKS, t);
 #pragma unroll 1
     for (int i = 0; !c.gone(); i++, c.job++) {
         if (!c.mine()) continue;
@@ -158,14 +111,6 @@ DEVICE void store(Storer &c, const Task &t)
         }
         float v[4];
         c.take(v);
-#if NMK_GUESSES
-        if (guesses(c.s)) {
-            const Guess &g = c.s.guess[b];
-            const int place = (chunk & ~GUESSED) / CHUNKS;
-            if (chunk & GUESSED && g.expert[place] != g.chosen[place]) continue;
-            chunk = g.slot[place] * CHUNKS + (chunk & ~GUESSED) % CHUNKS;
-        }
-#endif
         const int slot = chunk / CHUNKS, row = chunk % CHUNKS * 8 + c.g();
         if constexpr (POSTED) {
             /* a word is two rows, of this lane and the next row's: one lane has it of column 2t, the other of 2t + 1 */

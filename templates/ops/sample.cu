@@ -55,7 +55,7 @@ DEVICE void help(Helper &c, const Task &t, const Before &b)
     const int n = t.column, flags = c.live(n) ? c.s.flags[n] : 0;
     const bool filtered = flags & NMK_COLUMN_FILTERS;
     /* of a column that is cut those SMs that cut it, see Helper::share */
-    const int every = filtered ? count_bits(c.s.filters) : 1, turn = filtered ? count_bits(c.s.filters & below(n)) : 0;
+    const int every = filtered ? count_bits(c.filters) : 1, turn = filtered ? count_bits(c.filters & below(n)) : 0;
     const int rows = filtered ? NMK_SMS : NMK_SMS * WARPS_STORE, width = filtered ? 1 : NMK_COLUMNS;
     int *out = (int *)c.p.out + (u64)c.p.out_row * NMK_COLUMNS + n;
     const float *value = filtered ? c.buffer<float>(t.drawn) : c.buffer<float>(t.cand) + n;

@@ -113,14 +113,13 @@ static void weight_bytes(double *always, double *expert) {
     }
 }
 
-/* Active experts so far, and those of them that had been guessed, summed over layers and steps: the route op counts them
- * beside its tickets. */
-static int active_experts(nmk_engine *g, double *sum, double *guessed, nmk_err *e) {
+/* Active experts so far, summed over layers and steps: the route op counts them beside its tickets. */
+static int active_experts(nmk_engine *g, double *sum, nmk_err *e) {
     const int tickets = g->generation->tickets;
     uint32_t *words = xcalloc((size_t)tickets * 2 * 32, sizeof *words);
     int rc = g->machine->calls->read(g->machine, words, g->params.tickets, sizeof *words * 64 * (size_t)tickets, e);
-    *sum = *guessed = 0;
-    for (int l = 0; l < tickets; l++) *sum += words[l * 64 + 1], *guessed += words[l * 64 + 2];
+    *sum = 0;
+    for (int l = 0; l < tickets; l++) *sum += words[l * 64 + 1];
     free(words);
     return rc;
 }
@@ -134,8 +133,7 @@ static uint32_t random_word(void) {
 static int run_case(nmk_engine *g, int batch, int context, int steps, int sampling, double bandwidth, nmk_err *e) {
     static double ms[MOST_STEPS];
     nmk_column column[NMK_ROWS];
-    double before, after, guessed_before, guessed_after, always, expert, low, high;
-    char experts[64];
+    double before, after, always, expert, low, high;
     int rc = -1;
     for (int n = 0; n < g->columns; n++) column[n] = nmk_column_idle();
     for (int r = 0; r < batch; r++) {
@@ -147,25 +145,23 @@ static int run_case(nmk_engine *g, int batch, int context, int steps, int sampli
         column[r] = nmk_column_decode(&sampler, r, r, token, context, 1 << 30);
     }
     if (nmk_engine_set_columns(g, column, e) || nmk_engine_run(g, WARM_UP, batch, NULL, NULL, e) ||
-        active_experts(g, &before, &guessed_before, e))
+        active_experts(g, &before, e))
         goto out;
     const uint64_t start_ns = nmk_now_ns();
     if (nmk_engine_run(g, steps, batch, ms, NULL, e)) goto out;
     const double mean_ms = 1e-6 * (double)(nmk_now_ns() - start_ns) / steps;
-    if (active_experts(g, &after, &guessed_after, e)) goto out;
+    if (active_experts(g, &after, e)) goto out;
     weight_bytes(&always, &expert);
     const double token = 2.0 * NMK_KV_HEADS * NMK_HEAD_DIM * 2;
     const double middle = context + WARM_UP + steps / 2;
     const double seen = NMK_FULL_LAYERS * middle + NMK_SLIDING_LAYERS * (middle < NMK_WINDOW ? middle : NMK_WINDOW);
     const int moe_layers = NMK_LAYERS - NMK_DENSE_LAYERS;
-    const double active = (after - before) / steps, guessed = (guessed_after - guessed_before) / steps;
+    const double active = (after - before) / steps;
     const double bytes = always + expert * active + batch * seen * token;
     const double t = median(ms, steps, &low, &high);
-    snprintf(experts, sizeof experts, guessed > 0 ? "%.1f, %.1f guessed" : "%.1f", moe_layers ? active / moe_layers : 0,
-             moe_layers ? guessed / moe_layers : 0);
-    printf("| %d | %d | %s | %.3f (%.3f-%.3f) | %.1f | %s | %.2f | %.0f | %.3f | %.1f %% | %.3f |\n", batch, context,
-           samplings[sampling].name, t, low, high, batch * 1e3 / t, experts, bytes * 1e-9, bytes / (t * 1e-3) * 1e-9,
-           bytes / bandwidth * 1e3, 100 * bytes / bandwidth * 1e3 / t, mean_ms);
+    printf("| %d | %d | %s | %.3f (%.3f-%.3f) | %.1f | %.1f | %.2f | %.0f | %.3f | %.1f %% | %.3f |\n", batch, context,
+           samplings[sampling].name, t, low, high, batch * 1e3 / t, moe_layers ? active / moe_layers : 0, bytes * 1e-9,
+           bytes / (t * 1e-3) * 1e-9, bytes / bandwidth * 1e3, 100 * bytes / bandwidth * 1e3 / t, mean_ms);
     fflush(stdout);
     rc = 0;
 out:

@@ -28,7 +28,6 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_X_KEPT 0
 #define NMK_X_UNSCALED 0
 #define NMK_X_EPS 0
-#define NMK_GUESSES 0
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 2

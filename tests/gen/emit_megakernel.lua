@@ -245,7 +245,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 ]])
   -- As a part of a kernel that is two it leaves no name behind.
   local defined, undefined = {}, {}
-  for name in text:gmatch("#define ([%w_]+)") do defined[#defined + 1] = name end
+  for name in text:gmatch("#define (%S+)") do defined[#defined + 1] = name end
   for name in text:sub(part_end):gmatch("#undef (%S+)") do undefined[#undefined + 1] = name end
   table.sort(defined)
   t.case("a part's names end with it", table.concat(undefined, " "), table.concat(defined, " "))

@@ -71,8 +71,8 @@ do -- logits that are sums of integers, and those that an op can be inserted at
     return waves(text, "shown: 0"), text, why
   end
   local names, text, why = layer("")
-  t.same("SMs add up logits", names, "norm qkv clear_logits clear_guesses guess attention combine o_proj router_sum "
-    .. "residual route_summed mlp_norm expert_up expert_down mlp_residual")
+  t.same("SMs add up logits", names, "norm qkv clear_logits attention combine o_proj router_sum residual route "
+    .. "mlp_norm expert_up expert_down mlp_residual")
   t.case("what their reader makes of them", text:find("\nlogits +f32 "), why)
   names, text, why = layer("insert:\n  - { op: scale_it, value: logits, with: { scale: 2 } }\n")
   t.same("there are logits to insert at", names, "norm qkv attention combine o_proj residual mlp_norm router scale_it "

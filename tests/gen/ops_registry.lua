@@ -60,7 +60,7 @@ for _, op in ipairs(registry.list) do
   end
 end
 t.case("what may sleep", table.concat(sleepers, ", "), "cut, draw")
-t.case("what is added to", table.concat(adders, ", "), "cut.cuts, guess_sum.guesses, router_sum.logits")
+t.case("what is added to", table.concat(adders, ", "), "cut.cuts, router_sum.logits")
 t.case("who adds in compute signals nothing", sync("router_sum"), "compute nil nil")
 
 do

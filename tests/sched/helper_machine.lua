@@ -222,10 +222,7 @@ function M.run(self, asleep)
       end
     end
   end
-  for sm = 0, g.sms - 1 do
-    locals[sm] = { writer = {}, shared = {} }
-    for name in pairs(self.shared) do locals[sm].shared[name] = { copies = {}, completed = { [0] = 0, 0 } } end
-  end
+  for sm = 0, g.sms - 1 do locals[sm] = { copies = {}, completed = { [0] = 0, 0 }, writer = {} } end
   for _, buffer in ipairs(g.buffers) do units[buffer] = {} end
   -- Who claims what is settled by chance: any SM that has a task of the node. Of each use of a task its units.
   local claims = {}
@@ -265,15 +262,17 @@ function M.run(self, asleep)
       end
     end
     if use.scope then
-      local writer, shared, copy = locals[task.sm].writer, locals[task.sm].shared[use.name], task.instance & 1
+      local here = locals[task.sm]
+      local shared = self.shared[use.name]
       if use.writes then
         if shared then
-          shared.copies[copy], shared.completed[copy] = task.node.id, shared.completed[copy] + 1
+          here.copies[task.instance & 1] = task.node.id
+          here.completed[task.instance & 1] = here.completed[task.instance & 1] + 1
         else
-          writer[use.name] = task.node.id
+          here.writer[use.name] = task.node.id
         end
       else
-        local found = shared and shared.copies[copy] or not shared and writer[use.name] or 0
+        local found = shared and here.copies[task.instance & 1] or not shared and here.writer[use.name] or 0
         if found ~= (world.before[task.node.id][use.name][task.sm] or 0) then
           wrong = wrong or ("%s reads %s as node %d left it"):format(name, use.name, found)
         end
@@ -309,8 +308,7 @@ function M.run(self, asleep)
       if (counters[more.counter] or 0) < more.arrivals then return false end
     elseif kind == "route" then
       -- A barrier tells phases apart by one bit only.
-      local completed = locals[task.sm].shared[more.name].completed[task.instance & 1]
-      if completed & 1 == task.instance >> 1 & 1 then return false end
+      if locals[task.sm].completed[task.instance & 1] & 1 == task.instance >> 1 & 1 then return false end
     elseif kind == "use" then
       see(thread, more, task)
     elseif kind == "signal" then

@@ -25,33 +25,28 @@ for _, case in ipairs(CASES) do
       :format(b:name(sm, reader), buffer, writer))
 end
 
+-- Sums that consumers add to: their SM's storers tell of them.
+local summed = helper.build("qwen3-30b-a3b", { shape = { layers = 8 } })
+local sums = helper.words(summed)
+helper.proved("sums of all SMs", summed, sums)
+local s = helper.broken(summed, sums)
+s:lose(90, s:find(90, "layer1.route"))
+helper.refused("a route without its wait", s,
+  ("%s reads logits without being ordered after layer1.router_sum on SM * (task *), which writes it*")
+    :format(s:name(90, "layer1.route")))
+s = helper.broken(summed, sums)
+s:lose(0, s:find(0, "layer5.clear_logits"))
+helper.refused("sums emptied before all have read them", s, {
+  ("%s writes logits without being ordered after layer4.router_sum on SM 0 (task *), which writes it before")
+    :format(s:name(0, "layer5.clear_logits")),
+  ("%s writes logits without being ordered after layer4.route on SM 0 (task *), which reads what it overwrites")
+    :format(s:name(0, "layer5.clear_logits")),
+})
+
 -- The same on every SM is one message.
 local b = helper.broken(g, words)
 for sm = 0, g.sms - 1 do b:lose(sm, b:find(sm, "layer3.attention")) end
 helper.refused("attention without its wait on all SMs", b,
   "layer3.attention on SM * (task *) reads qkv without being ordered after layer3.qkv on SM * (task *), which " ..
   "writes it (and 131 more like it)")
-
--- Sums that consumers add to: their SM's storers tell of them.
-local summed = helper.build("qwen3-30b-a3b", { shape = { layers = 8 } })
-local sums = helper.words(summed)
-helper.proved("sums of all SMs", summed, sums)
-local s = helper.broken(summed, sums)
-s:lose(90, s:find(90, "layer1.route_summed"))
-helper.refused("a route without its wait", s,
-  ("%s reads logits without being ordered after layer1.router_sum on SM * (task *), which writes it*")
-    :format(s:name(90, "layer1.route_summed")))
-s = helper.broken(summed, sums)
-s:lose(0, s:find(0, "layer5.clear_logits"))
-helper.refused("sums emptied before all have read them", s, {
-  ("%s writes logits without being ordered after layer4.route_summed on SM * (task *), which reads what it overwrites")
-    :format(s:name(0, "layer5.clear_logits")),
-})
-
--- Two sets of them that layers use by turns, for the guess of the experts.
-s = helper.broken(summed, sums)
-s:lose(17, s:find(17, "layer2.guess"))
-helper.refused("a guess without its wait", s,
-  ("%s reads guesses0 without being ordered after layer2.guess_sum on SM * (task *), which writes it*")
-    :format(s:name(17, "layer2.guess")))
 helper.done()

@@ -145,21 +145,17 @@ local PARALLEL = {
 }
 
 -- The router's logits come of sums that SMs add to, without a norm, or of a product with the normalised residual: a
--- layer has the waves clear_logits, router_sum and early_route, or router and route. With sums its experts are guessed
--- from what the residual is before attention.
+-- layer has the waves clear_logits, router_sum and early_route, or router and route.
 local SEQUENTIAL = {
-  { "guess_sum", after = {}, moe = true },
   { "norm", after = {} },
   { "qkv", after = { "norm" } },
   { "clear_logits", after = { "norm" }, moe = true },
-  { "clear_guesses", after = { "norm" }, moe = true },                 -- of the next layer
-  { "guess", after = { "guess_sum", "norm" }, moe = true },
   { "attention", after = { "qkv" } },
   { "combine", after = { "attention" } },
   { "o_proj", after = { "combine" } },
   { "router_sum", after = { "o_proj", "clear_logits" }, moe = true },
   { "residual", after = { "o_proj", "router_sum" } },                  -- which hands the sum on
-  { "early_route", after = { "router_sum", "residual", "guess" }, moe = true },
+  { "early_route", after = { "router_sum", "residual" }, moe = true },
   { "mlp_norm", after = { "residual" } },
   { "router", after = { "mlp_norm" }, moe = true },
   { "route", after = { "router" }, moe = true },
@@ -288,10 +284,6 @@ function decoder.complete(M, facts)
   end
   -- What tells by itself that it is there cannot be a sum.
   local function summed(m) return summable(m) and m.schedule.exchange ~= "validated" end
-  -- Whether a layer's experts are guessed: the sums for that are emptied in the layer before.
-  local function guessed(i, m) return i > 0 and M.layer(i, m.shape).mlp == "moe" end
-  -- They are in two buffers by turns. formal: what an op calls them.
-  local function guesses_of(i, formal) return { [formal] = { value = "guesses" .. i % 2, suffix = "" } } end
   local function logit_units(m)                                         -- as ops/router_sum.cu counts
     return summed(m) and LOGIT_COPIES * m.schedule.columns or router_rows(m.shape)
   end
@@ -336,7 +328,7 @@ function decoder.complete(M, facts)
       full_layers = full, sliding_layers = s.layers - full,
       rope_halves = number(facts.rope_halves), qk_norm = number(fact("qk_norm", s)),
       qkv_bias = number(fact("qkv_bias", s)), norm_mean = number(facts.layer_norm),
-      route_score = ROUTES[fact("route", s) or "sigmoid"], guesses = number(summed(m)),
+      route_score = ROUTES[fact("route", s) or "sigmoid"], summed = number(summable(m)),
       logit_copies = LOGIT_COPIES, logit_units = moe and logit_units(m) or 0,
       part_slots = part_slots, sequential = number(facts.sequential), turns = number(turns(m)),
       attn_units = m.schedule.columns * s.kv_heads * group_pairs(s) * (s.head_dim // 16),  -- as ops/combine.cu counts
@@ -357,11 +349,7 @@ function decoder.complete(M, facts)
     row("x1", s.hidden, 4)
     row("xb0", s.hidden, 2)
     row("xb1", s.hidden, 2)
-    if moe and summed(m) then
-      for _, name in ipairs({ "logits", "guesses0", "guesses1" }) do
-        buffer(name, logit_units(m) * (router_rows(s) + 2) * 8, logit_units(m))
-      end
-    end
+    if moe and summed(m) then buffer("logits", logit_units(m) * (router_rows(s) + 2) * 8, logit_units(m)) end
     if moe and not summed(m) then row("logits", router_rows(s), 4) end
     row("qkv", qkv_rows(s), 2)
     buffer("part", v.part_slots * group_pairs(s) * (2 * s.head_dim + 4) * 4, v.part_slots)
@@ -438,27 +426,19 @@ function decoder.complete(M, facts)
       block.mlp_norm = norm("mlp_norm", 1)
       block.mlp_residual = { op = "residual", tiles = s.hidden // 16, residual = 1 }
     end
-    if summed(m) and i + 1 < s.layers and guessed(i + 1, m) then
-      block.clear_guesses = { op = "clear_logits", alias = guesses_of(i + 1, "logits"), from = { logits = i + 1 } }
-    end
     if kind.mlp == "dense" then
       block.up = { op = "dense_up", tiles = s.dense_ff // 8, weights = from("dense_up") }
       block.down = { op = "dense_down", tiles = s.hidden // 16, weights = from("dense_down") }
     else
+      local route = { op = "route", fields = { ticket = i } }
       if summed(m) then
-        local made = guessed(i, m)
         block.clear_logits = { op = "clear_logits" }
         block.router_sum = { op = "router_sum", tiles = s.hidden // 16, weights = from("router") }
         block.router_sum.weights.gamma_kib = { array = "mlp_norm", layer = i }
-        if made then
-          block.guess_sum = { op = "guess_sum", tiles = s.hidden // 16, weights = block.router_sum.weights,
-                              alias = guesses_of(i, "guesses") }
-        end
-        block.guess = { op = "guess", fields = { made = number(made) }, alias = guesses_of(i, "guesses") }
-        block.early_route = { op = "route_summed", fields = { ticket = i } }
+        block.early_route = route
       else
         block.router = { op = "router", tiles = router_rows(s) // 16, weights = from("router") }
-        block.route = { op = "route", fields = { ticket = i } }
+        block.route = route
       end
       block.up = { op = "expert_up", weights = from("up"), fields = { ticket = i } }  -- rank: the schedule's
       block.down = { op = "expert_down", tiles = s.hidden // 16, weights = from("down") }

@@ -19,7 +19,6 @@
 #define NMK_X_KEPT 1
 #define NMK_X_UNSCALED 0
 #define NMK_X_EPS 1e-06f
-#define NMK_GUESSES 0
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 38
@@ -96,6 +95,7 @@
 #define NMK_ROUTE_SCORE 0
 #define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
+#define NMK_SUMMED 0
 #define NMK_TURNS 0
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
@@ -104,7 +104,7 @@
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 41
+#define NMK_OPCODES 38
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -118,14 +118,14 @@ enum nmk_opcode {
     NMK_OP_EMBED = 9,
     NMK_OP_EXPERT_DOWN = 10,
     NMK_OP_EXPERT_UP = 11,
-    NMK_OP_LM_HEAD = 14,
-    NMK_OP_NORM = 15,
-    NMK_OP_O_PROJ = 16,
-    NMK_OP_QKV = 17,
-    NMK_OP_RESIDUAL = 18,
-    NMK_OP_ROUTE = 21,
-    NMK_OP_ROUTER = 23,
-    NMK_OP_SAMPLE = 25,
+    NMK_OP_LM_HEAD = 12,
+    NMK_OP_NORM = 13,
+    NMK_OP_O_PROJ = 14,
+    NMK_OP_QKV = 15,
+    NMK_OP_RESIDUAL = 16,
+    NMK_OP_ROUTE = 19,
+    NMK_OP_ROUTER = 20,
+    NMK_OP_SAMPLE = 22,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {

@@ -354,7 +354,7 @@ static const struct run runs[] = {
     {{NMK_OP_SAMPLE, 59, 37, 132, 30, 264, -1, 0}, 8, 16, 210, 5}, /* sample */
 };
 
-#define WORDS_HASH 0x4a23b293e8ba3229u
+#define WORDS_HASH 0x86afd730a9712289u
 ... templates/encoder.c
 
 const uint64_t nmk_abi_hash = 0xHASH;
@@ -609,11 +609,10 @@ const int nmk_field_count = 76;
 
 const char *const nmk_opcode_names[NMK_OPCODES] = {
     "end", "attention", "clear_cuts", "clear_logits", "combine", "cut", "dense_down", "dense_up", "draw", "embed",
-    "expert_down", "expert_up", "guess", "guess_sum", "lm_head", "norm", "o_proj", "qkv", "residual",
-    "residual_bias", "round_x", "route", "route_summed", "router", "router_sum", "sample", "wide_norm",
-    "prefill_attention", "prefill_down", "prefill_embed", "prefill_expert_down", "prefill_expert_up",
-    "prefill_gather", "prefill_norm", "prefill_o_proj", "prefill_qkv", "prefill_route", "prefill_router",
-    "prefill_sort", "prefill_unpack", "prefill_up"
+    "expert_down", "expert_up", "lm_head", "norm", "o_proj", "qkv", "residual", "residual_bias", "round_x", "route",
+    "router", "router_sum", "sample", "wide_norm", "prefill_attention", "prefill_down", "prefill_embed",
+    "prefill_expert_down", "prefill_expert_up", "prefill_gather", "prefill_norm", "prefill_o_proj", "prefill_qkv",
+    "prefill_route", "prefill_router", "prefill_sort", "prefill_unpack", "prefill_up"
 };
 
 const char *const nmk_role_names[4] = {

@@ -19,7 +19,6 @@ namespace of_step {
 #define NMK_X_KEPT 1
 #define NMK_X_UNSCALED 0
 #define NMK_X_EPS 1e-06f
-#define NMK_GUESSES 0
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 38
@@ -96,6 +95,7 @@ namespace of_step {
 #define NMK_ROUTE_SCORE 0
 #define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
+#define NMK_SUMMED 0
 #define NMK_TURNS 0
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
@@ -104,7 +104,7 @@ namespace of_step {
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 41
+#define NMK_OPCODES 38
 
 enum nmk_opcode {
     NMK_OP_END = 0,
@@ -118,14 +118,14 @@ enum nmk_opcode {
     NMK_OP_EMBED = 9,
     NMK_OP_EXPERT_DOWN = 10,
     NMK_OP_EXPERT_UP = 11,
-    NMK_OP_LM_HEAD = 14,
-    NMK_OP_NORM = 15,
-    NMK_OP_O_PROJ = 16,
-    NMK_OP_QKV = 17,
-    NMK_OP_RESIDUAL = 18,
-    NMK_OP_ROUTE = 21,
-    NMK_OP_ROUTER = 23,
-    NMK_OP_SAMPLE = 25,
+    NMK_OP_LM_HEAD = 12,
+    NMK_OP_NORM = 13,
+    NMK_OP_O_PROJ = 14,
+    NMK_OP_QKV = 15,
+    NMK_OP_RESIDUAL = 16,
+    NMK_OP_ROUTE = 19,
+    NMK_OP_ROUTER = 20,
+    NMK_OP_SAMPLE = 22,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -470,7 +470,6 @@ struct P {
     static constexpr int experts_per_token = 4;
     static constexpr int expert_ff = 96;
     static constexpr int claim_up = 1;
-    static constexpr int guesses = 0;
 };
 struct Task { int weight_kib; int ticket; int rank; int h; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11]}; }
@@ -551,6 +550,11 @@ struct P {
     static constexpr int experts = 16;
     static constexpr int experts_per_token = 4;
     static constexpr int route_score = 0;
+    static constexpr int summed = 0;
+    static constexpr int logit_copies = 4;
+    static constexpr int logit_units = 16;
+    static constexpr int hidden = 256;
+    static constexpr float eps = 1e-06f;
 };
 struct Task { int ticket; int logits; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9]}; }
@@ -824,7 +828,6 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_EXPERT_SLOTS
 #undef NMK_FULL_ATTENTION_EVERY
 #undef NMK_FULL_LAYERS
-#undef NMK_GUESSES
 #undef NMK_HANG_HOST
 #undef NMK_HANG_ROLE_MASK
 #undef NMK_HANG_ROLE_SHIFT
@@ -891,7 +894,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_SMS
 #undef NMK_STAGE_BYTES
 #undef NMK_STOP_IDS
-#undef NMK_SUMS_ROW
+#undef NMK_SUMMED
 #undef NMK_THREADS
 #undef NMK_TICKETS
 #undef NMK_TOPS

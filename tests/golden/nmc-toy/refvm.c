@@ -17,8 +17,6 @@
     {2, 0, 0}, /* embed */
     {0, 0, 0}, /* expert_down */
     {2, 0, 0}, /* expert_up */
-    {0, 1, 0}, /* guess */
-    {2, 0, 0}, /* guess_sum */
     {2, 0, 0}, /* lm_head */
     {0, 0, 0}, /* norm */
     {0, 0, 0}, /* o_proj */
@@ -27,7 +25,6 @@
     {2, 0, 0}, /* residual_bias */
     {1, 1, 0}, /* round_x */
     {0, 0, 0}, /* route */
-    {0, 0, 0}, /* route_summed */
     {2, 0, 0}, /* router */
     {0, 0, 0}, /* router_sum */
     {0, 1, 0}, /* sample */
@@ -285,9 +282,8 @@ static const struct {
     int32_t experts_per_token;
     int32_t expert_ff;
     int32_t claim_up;
-    int32_t guesses;
 } expert_up_params = {
-    .hidden = 256, .experts = 16, .experts_per_token = 4, .expert_ff = 96, .claim_up = 1, .guesses = 0
+    .hidden = 256, .experts = 16, .experts_per_token = 4, .expert_ff = 96, .claim_up = 1
 };
 struct expert_up_task {
     int32_t weight_kib;
@@ -452,8 +448,14 @@ static const struct {
     int32_t experts;
     int32_t experts_per_token;
     int32_t route_score;
+    int32_t summed;
+    int32_t logit_copies;
+    int32_t logit_units;
+    int32_t hidden;
+    float eps;
 } route_params = {
-    .experts = 16, .experts_per_token = 4, .route_score = 0
+    .experts = 16, .experts_per_token = 4, .route_score = 0, .summed = 0, .logit_copies = 4, .logit_units = 16,
+    .hidden = 256, .eps = 1e-06f
 };
 struct route_task {
     int32_t ticket;

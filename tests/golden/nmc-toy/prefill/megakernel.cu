@@ -18,7 +18,6 @@ namespace of_chunk {
 #define NMK_X_KEPT 1
 #define NMK_X_UNSCALED 0
 #define NMK_X_EPS 1e-06f
-#define NMK_GUESSES 0
 #define NMK_THREADS 384
 #define NMK_ROLES 4
 #define NMK_COUNTERS 35
@@ -100,6 +99,7 @@ namespace of_chunk {
 #define NMK_SEQUENTIAL 0
 #define NMK_SLIDING_LAYERS 3
 #define NMK_SPANS 64
+#define NMK_SUMMED 0
 #define NMK_TURNS 0
 #define NMK_VOCAB 4096
 #define NMK_VOCAB_ROWS 4096
@@ -108,24 +108,24 @@ namespace of_chunk {
 #define NMK_NORM_EPS 1e-06f
 #define NMK_ROPE_THETA 50000.0f
 #define NMK_SLIDING_WINDOW 128
-#define NMK_OPCODES 41
+#define NMK_OPCODES 38
 
 enum nmk_opcode {
     NMK_OP_END = 0,
-    NMK_OP_PREFILL_ATTENTION = 27,
-    NMK_OP_PREFILL_DOWN = 28,
-    NMK_OP_PREFILL_EMBED = 29,
-    NMK_OP_PREFILL_EXPERT_DOWN = 30,
-    NMK_OP_PREFILL_EXPERT_UP = 31,
-    NMK_OP_PREFILL_GATHER = 32,
-    NMK_OP_PREFILL_NORM = 33,
-    NMK_OP_PREFILL_O_PROJ = 34,
-    NMK_OP_PREFILL_QKV = 35,
-    NMK_OP_PREFILL_ROUTE = 36,
-    NMK_OP_PREFILL_ROUTER = 37,
-    NMK_OP_PREFILL_SORT = 38,
-    NMK_OP_PREFILL_UNPACK = 39,
-    NMK_OP_PREFILL_UP = 40,
+    NMK_OP_PREFILL_ATTENTION = 24,
+    NMK_OP_PREFILL_DOWN = 25,
+    NMK_OP_PREFILL_EMBED = 26,
+    NMK_OP_PREFILL_EXPERT_DOWN = 27,
+    NMK_OP_PREFILL_EXPERT_UP = 28,
+    NMK_OP_PREFILL_GATHER = 29,
+    NMK_OP_PREFILL_NORM = 30,
+    NMK_OP_PREFILL_O_PROJ = 31,
+    NMK_OP_PREFILL_QKV = 32,
+    NMK_OP_PREFILL_ROUTE = 33,
+    NMK_OP_PREFILL_ROUTER = 34,
+    NMK_OP_PREFILL_SORT = 35,
+    NMK_OP_PREFILL_UNPACK = 36,
+    NMK_OP_PREFILL_UP = 37,
 };
 /* Words of a descriptor: the header, then each opcode's own fields. */
 enum nmk_word {
@@ -340,7 +340,6 @@ static_assert(sizeof(nmk_params) == 200, "nmk_params: size");
 
 ... templates/random.h
 ... templates/sampling.h
-... templates/fixed.h
 ... templates/claim.h
 ... templates/packed.h
 ... templates/prelude.cuh
@@ -684,7 +683,6 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_EXPERT_SLOTS
 #undef NMK_FULL_ATTENTION_EVERY
 #undef NMK_FULL_LAYERS
-#undef NMK_GUESSES
 #undef NMK_HANG_HOST
 #undef NMK_HANG_ROLE_MASK
 #undef NMK_HANG_ROLE_SHIFT
@@ -760,7 +758,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
 #undef NMK_SPANS
 #undef NMK_STAGE_BYTES
 #undef NMK_STOP_IDS
-#undef NMK_SUMS_ROW
+#undef NMK_SUMMED
 #undef NMK_THREADS
 #undef NMK_TICKETS
 #undef NMK_TOPS

@@ -19,8 +19,6 @@
     {2, 0, 0}, /* embed */
     {0, 0, 0}, /* expert_down */
     {2, 0, 0}, /* expert_up */
-    {0, 1, 0}, /* guess */
-    {2, 0, 0}, /* guess_sum */
     {2, 0, 0}, /* lm_head */
     {0, 0, 0}, /* norm */
     {0, 0, 0}, /* o_proj */
@@ -29,7 +27,6 @@
     {2, 0, 0}, /* residual_bias */
     {1, 1, 0}, /* round_x */
     {0, 0, 0}, /* route */
-    {0, 0, 0}, /* route_summed */
     {2, 0, 0}, /* router */
     {0, 0, 0}, /* router_sum */
     {0, 1, 0}, /* sample */
