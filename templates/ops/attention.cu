@@ -160,6 +160,13 @@ DEVICE u32 least_half(float2 v) { return least(__float_as_uint(v.x), __float_as_
 
 DEVICE u32 scale_pair(u32 pair, float scale) { return bf16_pair(bf16_low(pair) * scale, bf16_high(pair) * scale); }
 
+/* Eight dims of a key, rounded as in its page, where later steps find it. */
+DEVICE void scale_key(uint4 &key, float scale)
+{
+    key.x = scale_pair(key.x, scale), key.y = scale_pair(key.y, scale);
+    key.z = scale_pair(key.z, scale), key.w = scale_pair(key.w, scale);
+}
+
 /* Column-wise (over lanes with the same t) maximum and sum of a tile's 16 tokens. */
 DEVICE float tokens_max(float v)
 {
@@ -382,10 +389,7 @@ DEVICE void compute(Consumer &c, const Task &t, const Before &b)
 #pragma unroll
             for (int j = FRAGMENTS - 1; j >= 0; j--) { /* as it lies in a stage, whose rows g + 8 are empty */
                 uint4 n = keys.of[1][j];
-                if constexpr (P::qk_norm) { /* rounded as in its page, where later steps find it */
-                    n.x = scale_pair(n.x, scale), n.y = scale_pair(n.y, scale);
-                    n.z = scale_pair(n.z, scale), n.w = scale_pair(n.w, scale);
-                }
+                if constexpr (P::qk_norm) scale_key(n, scale);
                 keys.of[1][2 * j + 1] = make_uint4(n.z, 0, n.w, 0);
                 keys.of[1][2 * j] = make_uint4(n.x, 0, n.y, 0);
             }
@@ -660,13 +664,10 @@ DEVICE void compute(Consumer &c, const Task &t)
                         v.x |= (u32)__ldcg(from) << 16 * j, v.y |= (u32)__ldcg(from + 8) << 16 * j;
                     }
             }
-            if constexpr (P::qk_norm) { /* rounded as in its page, where later steps find it */
+            if constexpr (P::qk_norm) {
                 const float scale = head_scale(key_squares);
 #pragma unroll
-                for (int k = 0; k < FRAGMENTS; k++) {
-                    key[k].x = scale_pair(key[k].x, scale), key[k].y = scale_pair(key[k].y, scale);
-                    key[k].z = scale_pair(key[k].z, scale), key[k].w = scale_pair(key[k].w, scale);
-                }
+                for (int k = 0; k < FRAGMENTS; k++) scale_key(key[k], scale);
             }
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
