@@ -422,16 +422,15 @@ int nmk_engine_drop_row(nmk_engine *g, int row, nmk_err *e) {
 /* Pages next to each other are one piece of memory. */
 int nmk_engine_wipe_row(nmk_engine *g, int row, nmk_err *e) {
     const nmk_kv *kv = &g->kv;
-    const nmk_kv_row *r = &kv->row[row];
     uint64_t pool[2] = {g->params.kv_full, g->params.kv_sliding};
-    assert(r->tokens < 0);
     for (int k = 0; k < 2; k++) {
         const int32_t *page = kv->table[k] + (size_t)row * (size_t)kv->stride;
         uint64_t bytes = nmk_kv_page_bytes(&kv->shape, k);
-        for (int p = k ? r->first : 0, n; bytes && p < r->held; p += n) {
+        int first, end = nmk_kv_entries(kv, row, k, &first);
+        for (int p = first, n; p < end; p += n) {
             n = 1;
             if (kv->page[k][page[p]].refs > 1) continue;
-            while (p + n < r->held && page[p + n] == page[p] + n && kv->page[k][page[p + n]].refs == 1) n++;
+            while (p + n < end && page[p + n] == page[p] + n && kv->page[k][page[p + n]].refs == 1) n++;
             if (g->machine->calls->fill(g->machine, pool[k] + bytes * (uint64_t)page[p], 0, bytes * (uint64_t)n, e))
                 return -1;
         }
@@ -1043,11 +1042,12 @@ int nmk_engine_generate(nmk_engine *g, nmk_request *rq, int count, unsigned flag
     s->decode_seconds = 1e-9 * (double)(nmk_now_ns() - fed_ns);
     rc = 0;
 out:
-    if (rc) {
-        nmk_err second = {0};
-        g->machine->calls->wait_all(g->machine, &second);
+    nmk_err second = {0};
+    bool wipe = rc && g->machine->calls->wait_all(g->machine, &second) == 0;
+    for (int r = 0; r < taken; r++) {
+        wipe = wipe && nmk_engine_wipe_row(g, r, &second) == 0;
+        nmk_kv_drop(&g->kv, r);
     }
-    for (int r = 0; r < taken; r++) nmk_kv_drop(&g->kv, r);
     return rc;
 }
 

@@ -53,7 +53,8 @@ int nmk_engine_drop_row(nmk_engine *engine, int row, nmk_err *e);
 /* What changed in the row's table, for the steps queued after it. */
 int nmk_engine_send_row(nmk_engine *engine, int row, nmk_err *e);
 
-/* Zeroes the pages that this row alone holds, one that grows: its numbers may be no numbers.  Queued. */
+/* Zeroes the pages that this row alone holds, after a lost step: what that left there may be no numbers, and a masked
+ * token's value is multiplied by 0, which is none either.  Queued. */
 int nmk_engine_wipe_row(nmk_engine *engine, int row, nmk_err *e);
 
 nmk_column nmk_column_idle(void); /* pos -1 */

@@ -5,13 +5,20 @@
 
 _Static_assert(NMK_ROLES > NMK_HANG_ROLE_MASK, "any word names a role");
 
+/* By how many steps a is later than b.  No more than a few are on their way at once. */
+static int32_t later_by(uint32_t a, uint32_t b) {
+    const int32_t d = (int32_t)((a >> NMK_HANG_STEP_SHIFT) - (b >> NMK_HANG_STEP_SHIFT)) & NMK_HANG_STEP_MASK;
+    return d > NMK_HANG_STEP_MASK / 2 ? d - NMK_HANG_STEP_MASK - 1 : d;
+}
+
 const volatile nmk_hang *nmk_hang_root(const volatile nmk_hang hangs[NMK_HANGS], int *count) {
     const volatile nmk_hang *root = NULL;
     *count = 0;
     for (int i = 0; i < NMK_HANGS; i++) {
         if (!hangs[i].word) continue;
         ++*count;
-        if (!root || hangs[i].counter < root->counter) root = &hangs[i];
+        const int32_t later = root ? later_by(hangs[i].word, root->word) : -1;
+        if (later < 0 || (later == 0 && hangs[i].counter < root->counter)) root = &hangs[i];
     }
     return root;
 }

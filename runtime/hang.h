@@ -7,8 +7,9 @@
 
 enum { NMK_HANGS = NMK_SMS * NMK_ROLES }; /* records: one a role of a block */
 
-/* The record of the wait that held up the others: everyone behind it gives up too, so of all records it is the one for
- * the earliest counter (counters are numbered in wave order).  *count: the records there are; NULL if that is 0. */
+/* The record of the wait that held up the others: everyone behind it gives up too, and steps behind that one, so of all
+ * records of the earliest step it is the one for the earliest counter (counters are numbered in wave order).  *count:
+ * the records there are; NULL if that is 0. */
 const volatile nmk_hang *nmk_hang_root(const volatile nmk_hang hangs[NMK_HANGS], int *count);
 
 /* Writes one sentence: where, in which task, for what.  `lists` are the variant's, encoded; the record's task is an

@@ -204,14 +204,20 @@ int nmk_kv_take(nmk_kv *kv, int row, int tokens, int launch, nmk_err *e) {
     return 0;
 }
 
+int nmk_kv_entries(const nmk_kv *kv, int row, int sliding, int *first) {
+    const nmk_kv_row *r = &kv->row[row];
+    *first = r->tokens == GROWS && sliding ? r->first : 0;
+    if (r->tokens == 0 || !nmk_kv_row_pages(&kv->shape, sliding, 1)) return *first;
+    if (r->tokens == GROWS) return r->held;
+    return sliding ? r->ring : nmk_kv_row_pages(&kv->shape, sliding, r->tokens);
+}
+
 /* From the end, so that the first pages of a sequence stay longest. */
 void nmk_kv_drop(nmk_kv *kv, int row) {
     nmk_kv_row *r = &kv->row[row];
     if (r->tokens == 0) return;
     for (int k = 0; k < 2; k++) {
-        int first = r->tokens == GROWS && k == SLIDING ? r->first : 0, end = r->held;
-        if (r->tokens != GROWS) end = k == SLIDING ? r->ring : nmk_kv_row_pages(&kv->shape, k, r->tokens);
-        if (!nmk_kv_row_pages(&kv->shape, k, 1)) end = 0;
+        int first, end = nmk_kv_entries(kv, row, k, &first);
         while (end > first) give_back(kv, k, entries(kv, k, row)[--end]);
         memset(entries(kv, k, row), 0, (size_t)kv->stride * sizeof(int32_t));
     }

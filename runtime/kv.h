@@ -112,6 +112,9 @@ double nmk_kv_used(const nmk_kv *kv);
  * nothing taken. */
 int nmk_kv_take(nmk_kv *kv, int row, int tokens, int launch, nmk_err *e);
 
+/* The table entries of the row that have a page of that kind: from *first to before what is returned. */
+int nmk_kv_entries(const nmk_kv *kv, int row, int sliding, int *first);
+
 /* ---- rows that grow ---- */
 
 /* The free row `row` holds nothing yet and finds only pages of its salt. */

@@ -540,7 +540,7 @@ static void lose(nmk_batch *b, const nmk_err *why) {
     tell_lost(b);
 }
 
-/* What a request computed may be no numbers, and 0 times that is none either: so its pages are zeroed. */
+/* What a request computed may be no numbers: its pages are zeroed. */
 static int fail_request(nmk_batch *b, request *r, const char *message, bool lost, nmk_err *e) {
     nmk_kv_forget(&b->engine->kv);
     int rc = lost ? 0 : nmk_engine_wipe_row(b->engine, slot_of(b, r), e);

@@ -586,8 +586,21 @@ struct Context {
 
     __device__ __forceinline__ bool gone() const { return *(volatile u32 *)&s.gone; }
 
-    /* One lane: polls until all arrivals of this step are in.  Where it gives up it leaves a record, the first of this
-     * role in this step; the engine makes out which wait held up the others. */
+    /* One lane, which gives up a wait: leaves a record, unless this role of this block has one of this step or of an
+     * earlier one (steps overlap).  The engine makes out which wait held up the others. */
+    __device__ __forceinline__ void give_up(u32 lost, int counter, u32 expected, u32 got) const
+    {
+        nmk_hang *h = (nmk_hang *)p.hang + (blockIdx.x * 4 + role);
+        const u32 here = 1u << 31 | (p.epoch & NMK_HANG_STEP_MASK) << 22 | role << 20 | blockIdx.x << 12 | task;
+        const u32 there = *(volatile u32 *)&h->word;
+        if (there == 0 || (int)((there - here) << 1) > 0)
+            asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(h), "r"(here), "r"(counter),
+                         "r"(expected), "r"(got) : "memory");
+        if (!lost) *(volatile u32 *)p.abort = here;
+        *(volatile u32 *)&s.gone = 1;
+    }
+
+    /* One lane: polls until all arrivals of this step are in, or gives up. */
     __device__ __forceinline__ void wait_counter(int counter, int arrivals, bool hint)
     {
         const u32 *c = (const u32 *)p.counters + counter * 32;
@@ -601,16 +614,9 @@ struct Context {
             asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
             const u32 now = ns >> 20; /* milliseconds, nearly */
             if (n == 256) start = now;
-            volatile u32 *abort = (volatile u32 *)p.abort;
-            const u32 lost = *abort;
+            const u32 lost = *(volatile u32 *)p.abort;
             if (!lost && now - start < p.patience_ms) continue;
-            nmk_hang *h = (nmk_hang *)p.hang + (blockIdx.x * 4 + role);
-            const u32 here = 1u << 31 | role << 20 | blockIdx.x << 12 | task;
-            if (*(volatile u32 *)&h->word == 0)
-                asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(h), "r"(here), "r"(counter),
-                             "r"(target), "r"(got) : "memory");
-            if (!lost) *abort = here;
-            *(volatile u32 *)&s.gone = 1;
+            give_up(lost, counter, target, got);
             break;
         }
     }
@@ -623,15 +629,9 @@ struct Context {
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
         const u32 now = ns >> 20;
         if (n++ == 0) start = now;
-        volatile u32 *abort = (volatile u32 *)p.abort;
-        const u32 lost = *abort;
+        const u32 lost = *(volatile u32 *)p.abort;
         if (__any_sync(~0u, lost == 0 && now - start < p.patience_ms)) return true;
-        const u32 here = 1u << 31 | role << 20 | blockIdx.x << 12 | task;
-        if (lane == 0 && !lost) {
-            asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((nmk_hang *)p.hang +
-                         (blockIdx.x * 4 + role)), "r"(here), "r"(NMK_HANG_HOST), "r"(1), "r"(0) : "memory");
-            *abort = here;
-        }
+        if (lane == 0 && !lost) give_up(lost, NMK_HANG_HOST, 1, 0);
         *(volatile u32 *)&s.gone = 1;
         return false;
     }
@@ -644,18 +644,9 @@ struct Context {
         if (!__any_sync(~0u, word == ABSENT)) return false;
         if (++looks & 255) return true;
         if (__any_sync(~0u, gone())) return false; /* only here: until now the words were worth no register */
-        volatile u32 *abort = (volatile u32 *)p.abort;
-        const u32 lost = __any_sync(~0u, *abort);
+        const u32 lost = __any_sync(~0u, *(volatile u32 *)p.abort);
         if (!lost && looks >> 11 < p.patience_ms) return true;
-        if ((threadIdx.x & 31) == 0) {
-            nmk_hang *h = (nmk_hang *)p.hang + (blockIdx.x * 4 + role);
-            const u32 here = 1u << 31 | role << 20 | blockIdx.x << 12 | task;
-            if (*(volatile u32 *)&h->word == 0)
-                asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(h), "r"(here), "r"(desc()[2]),
-                             "r"(0), "r"(0) : "memory");
-            if (!lost) *abort = here;
-            *(volatile u32 *)&s.gone = 1;
-        }
+        if ((threadIdx.x & 31) == 0) give_up(lost, desc()[2], 0, 0);
         __syncwarp();
         return true;
     }

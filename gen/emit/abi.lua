@@ -40,10 +40,11 @@ local SHARED_BYTES, SEGMENT_BYTES = 34816, 2 * 32
 local X_COLUMNS = 2048
 -- What more columns than an MMA takes need in the tables.
 local WIDE_COLUMN_BYTES = 208
--- nmk_hang.word: the task's bits, then the SM's, then the role's.
+-- nmk_hang.word: the task's bits, then the SM's, then the role's; up to the highest one the step's.
 M.TASK_BITS = 12
 M.SM_BITS = 8
 local ROLE_BITS = 2
+M.STEP_AT = M.TASK_BITS + M.SM_BITS + ROLE_BITS
 
 -- { type, name, comment } or { type, name, comment, count }, count = a number, COLUMNS, or one of the family's values.
 -- A type is one of TYPES or a struct above. launch: only launches of that kind have the struct.
@@ -110,7 +111,7 @@ local STRUCTS = {
   },
   {
     name = "nmk_hang", device = true, bytes = 16,
-    comment = "A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_...",
+    comment = "A wait that did not end. word: 0, or 1 << 31 | epoch, role, SM and task: NMK_HANG_...",
     { "u32", "word", "" },
     { "i32", "counter", "" },
     { "u32", "expected", "" },
@@ -397,6 +398,8 @@ local function all_constants(model, g, registry)
   add("HANG_SM_MASK", (1 << M.SM_BITS) - 1)
   add("HANG_ROLE_SHIFT", M.TASK_BITS + M.SM_BITS)
   add("HANG_ROLE_MASK", (1 << ROLE_BITS) - 1)
+  add("HANG_STEP_SHIFT", M.STEP_AT)
+  add("HANG_STEP_MASK", (1 << 31 - M.STEP_AT) - 1)
   for _, name in ipairs(writer.sorted(values)) do
     add(name:upper(), values[name])
   end

@@ -34,17 +34,6 @@ static int32_t *find(int32_t *lists, int sm, const char *op, int layer) {
     return found;
 }
 
-/* As whoever owns rows does: what a lost step leaves of keys and values may be no number, which times a weight of zero is
- * none either. */
-static int clear_pages(nmk_err *e) {
-    const uint64_t pool[2] = {gpu->params.kv_full, gpu->params.kv_sliding};
-    for (int k = 0; k < 2; k++) {
-        const uint64_t bytes = nmk_kv_pool_bytes(&gpu->kv, k);
-        if (bytes && gpu->machine->calls->fill(gpu->machine, pool[k], 0, bytes, e)) return -1;
-    }
-    return 0;
-}
-
 /* steps: queued, the later ones while the first one hangs. */
 static void hang_case(const char *name, int sm, const char *op, int layer, const char *part, int steps) {
     const size_t words = (size_t)NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS;
@@ -57,7 +46,7 @@ static void hang_case(const char *name, int sm, const char *op, int layer, const
         if (nmk_engine_take_row(gpu, r, 200, &e)) goto out;
         column[r] = column_at(r, r, 100 + r);
     }
-    if (clear_pages(&e) || nmk_engine_step(gpu, column, before, &e)) goto out;
+    if (nmk_engine_step(gpu, column, before, &e)) goto out;
     int32_t *d = find(broken, sm, op, layer);
     if (!check(d && d[NMK_WORD_WAIT_A] >= 0, "%s: the task waits", name)) goto out;
     d[NMK_WORD_ARRIVALS_A] *= 2; /* a hint comes before all arrivals are in */
@@ -70,7 +59,9 @@ static void hang_case(const char *name, int sm, const char *op, int layer, const
     check(rc == -1 && strstr(hang.text, part), "%s: reported in %.2f s: %s", name,
           1e-9 * (double)(nmk_now_ns() - start_ns), hang.text);
     gpu->params.patience_ms = patience_ms;
-    if (write_lists(gpu->lists, &e) || clear_pages(&e) || nmk_engine_step(gpu, column, after, &e)) goto out;
+    for (int r = 0; r < NMK_COLUMNS; r++)
+        if (nmk_engine_wipe_row(gpu, r, &e)) goto out;
+    if (write_lists(gpu->lists, &e) || nmk_engine_step(gpu, column, after, &e)) goto out;
     check(!memcmp(before, after, sizeof after), "%s: the engine goes on with the same tokens", name);
 out:
     if (e.text[0]) check(false, "%s: %s", name, e.text);

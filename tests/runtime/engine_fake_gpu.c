@@ -130,9 +130,23 @@ static void test_bad_requests(nmk_engine *g) {
     check_message(nmk_engine_generate(g, rq, 1, 0, NULL, NULL, &e), &e, "temperature -1", "a negative temperature");
 }
 
+/* Bytes of both pools that are `byte`. */
+static uint64_t pool_bytes(const nmk_engine *g, uint8_t byte) {
+    const uint64_t pool[2] = {g->params.kv_full, g->params.kv_sliding};
+    uint64_t count = 0;
+    for (int k = 0; k < 2; k++)
+        for (uint64_t i = 0; i < nmk_kv_pool_bytes(&g->kv, k); i++)
+            count += ((const uint8_t *)(uintptr_t)pool[k])[i] == byte;
+    return count;
+}
+
 static void test_hang(nmk_engine *g) {
     nmk_err e = {0};
     nmk_request rq[1] = {request_of(0, 3, 50)};
+    const uint64_t row_bytes = nmk_kv_page_bytes(&g->kv.shape, 0) * (uint64_t)nmk_kv_row_pages(&g->kv.shape, 0, 53) +
+                               nmk_kv_page_bytes(&g->kv.shape, 1) * (uint64_t)nmk_kv_row_pages(&g->kv.shape, 1, 53);
+    for (int k = 0; k < 2; k++) /* as if steps had written there */
+        memset((void *)(uintptr_t)(k ? g->params.kv_sliding : g->params.kv_full), 0xff, nmk_kv_pool_bytes(&g->kv, k));
     fake.hang_at = steps_run + 5;
     int rc = nmk_engine_generate(g, rq, 1, 0, on_token, NULL, &e);
     check_message(rc, &e, "the kernel hung: SM 17, role compute, task 3 (layer0.combine) waited for counter 2 (",
@@ -140,6 +154,11 @@ static void test_hang(nmk_engine *g) {
     check(strstr(e.text, ") to reach 264, it was at") && strstr(e.text, "; 3 waits in all") &&
               rq[0].finish == NMK_FINISH_NONE,
           "and the counter", "%s", e.text);
+    g->machine->calls->wait_all(g->machine, &e); /* what is queued */
+    const uint64_t wiped = pool_bytes(g, 0), kept = pool_bytes(g, 0xff);
+    check(wiped == row_bytes && kept == nmk_kv_pool_bytes(&g->kv, 0) + nmk_kv_pool_bytes(&g->kv, 1) - wiped,
+          "and its row's pages are wiped, no others", "%llu bytes, the row had %llu", (unsigned long long)wiped,
+          (unsigned long long)row_bytes);
     fake.hang_at = 0;
     rq[0] = request_of(0, 20, 30);
     rc = nmk_engine_generate(g, rq, 1, 0, on_token, NULL, &e);
@@ -159,6 +178,28 @@ static void test_hang(nmk_engine *g) {
                   "a hang in the last step, of which only a word tells");
     check(rq[0].tokens == 29, "gives no token", "%d", rq[0].tokens);
     fake.hang_at = 0, fake.silent = false;
+}
+
+static uint32_t word_of(uint32_t epoch, int task) {
+    return 1u << 31 | (epoch & NMK_HANG_STEP_MASK) << NMK_HANG_STEP_SHIFT | (uint32_t)task;
+}
+
+/* Which of several records tells: of the earliest step that of the earliest counter. */
+static void test_hang_root(void) {
+    static nmk_hang h[NMK_HANGS];
+    int count = -1;
+    check(!nmk_hang_root(h, &count) && count == 0, "no records, no root", "%d", count);
+    const uint32_t epochs[] = {5, 511, 512, 0x7fffffff};
+    for (int i = 0; i < 4; i++) {
+        const uint32_t epoch = epochs[i];
+        h[0] = (nmk_hang){.word = word_of(epoch + 1, 4000), .counter = 1};
+        h[3] = (nmk_hang){.word = word_of(epoch, 9), .counter = 8};
+        h[7] = (nmk_hang){.word = word_of(epoch, 17), .counter = 5};
+        h[NMK_HANGS - 1] = (nmk_hang){.word = word_of(epoch + 2, 0), .counter = NMK_HANG_HOST};
+        const volatile nmk_hang *root = nmk_hang_root(h, &count);
+        check(root == &h[7] && count == 4, "the earliest counter of the earliest step", "epoch %u: record %td of %d",
+              epoch, root - h, count);
+    }
 }
 
 static void test_hang_text(void) {
@@ -228,15 +269,14 @@ int main(void) {
     nmk_err e = {0};
     nmk_engine *g;
     if (fake_install(&e)) return puts(e.text), 2;
+    test_hang_root();
     test_hang_text();
     test_refusals();
     nmk_options o = {
         .random_weights = true, .device = "cuda:0", .max_len = 640, .kv_bytes = 64 << 20, .no_prefill = true};
     if (!check(nmk_engine_open(&g, &o, &e) == 0, "opens", "%s", e.text)) return 1;
-    const uint8_t *pool = (const uint8_t *)(uintptr_t)g->params.kv_full;
-    bool zero = true;
-    for (uint64_t i = 0; i < nmk_kv_pool_bytes(&g->kv, 0); i++) zero &= pool[i] == 0;
-    check(zero, "pools start zeroed", "they do not");
+    check(pool_bytes(g, 0) == nmk_kv_pool_bytes(&g->kv, 0) + nmk_kv_pool_bytes(&g->kv, 1), "pools start zeroed",
+          "they do not");
     test_generate(g);
     test_bad_requests(g);
     test_hang(g);

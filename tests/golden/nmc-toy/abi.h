@@ -67,6 +67,8 @@
 #define NMK_HANG_SM_MASK 255
 #define NMK_HANG_ROLE_SHIFT 20
 #define NMK_HANG_ROLE_MASK 3
+#define NMK_HANG_STEP_SHIFT 22
+#define NMK_HANG_STEP_MASK 511
 #define NMK_ATTN_UNITS 256
 #define NMK_DENSE_FF 512
 #define NMK_DENSE_LAYERS 1
@@ -296,7 +298,7 @@ typedef struct nmk_span {
     int32_t pos; /* of the first one; pages hold what is before it */
     int32_t slot; /* row of the page tables */
 } nmk_span;
-/* A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_... */
+/* A wait that did not end. word: 0, or 1 << 31 | epoch, role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     uint32_t word;
     int32_t counter;

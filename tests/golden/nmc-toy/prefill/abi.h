@@ -67,6 +67,8 @@
 #define NMK_HANG_SM_MASK 255
 #define NMK_HANG_ROLE_SHIFT 20
 #define NMK_HANG_ROLE_MASK 3
+#define NMK_HANG_STEP_SHIFT 22
+#define NMK_HANG_STEP_MASK 511
 #define NMK_ATTN_UNITS 256
 #define NMK_DENSE_FF 512
 #define NMK_DENSE_LAYERS 1
@@ -291,7 +293,7 @@ typedef struct nmk_chunk {
     nmk_span span[64];
     int32_t token[1024];
 } nmk_chunk;
-/* A wait that did not end. word: 0, or 1 << 31 | role, SM and task: NMK_HANG_... */
+/* A wait that did not end. word: 0, or 1 << 31 | epoch, role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     uint32_t word;
     int32_t counter;
