@@ -272,17 +272,19 @@ local function claims_attention(model)
   return model.schedule.claim.attention ~= "static"
 end
 
---- The most chunks of attention that one SM has in a step, of one kind.
+--- The most chunks of attention that one SM has in a step, of one kind. A launch that takes prompts has none.
 local function max_segments(model)
+  if model.launch == "prefill" then return 1 end
   local most = model.schedule.columns * model.family_module.values(model).kv_heads * model.schedule.split.chunks_max
   local segments = round_up(most, model.target.sms) // model.target.sms
   -- Where they are claimed, a stage has a place for one in the two lists of an SM.
   return claims_attention(model) and math.max(segments, (model.schedule.ring_stages + 1) // 2) or segments
 end
 
---- Shared memory for the normalised x of 8 columns; 0 where the registers hold it. With more
---- columns a place for rows that are gathered.
+--- Shared memory for the normalised x of 8 columns; 0 where the registers hold it, and in a launch that takes prompts,
+--- whose ring brings x. With more columns a place for rows that are gathered.
 local function x_bytes(model)
+  if model.launch == "prefill" then return 0 end
   local packed = memory.packed_cols(model.family_module.values(model).hidden or 0)
   local values = model.family_module.values(model)
   if ops.is_wide(model.schedule.columns) then

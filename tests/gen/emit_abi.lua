@@ -72,6 +72,8 @@ t.case("constants", between(header, "#define NMK_COLUMNS", "NMK_OPCODES 3"), [[
 #define NMK_HANG_SM_MASK 255
 #define NMK_HANG_ROLE_SHIFT 20
 #define NMK_HANG_ROLE_MASK 3
+#define NMK_HANG_STEP_SHIFT 22
+#define NMK_HANG_STEP_MASK 511
 #define NMK_FULL_LAYERS 1
 #define NMK_HEAD_DIM 128
 #define NMK_KV_HEADS 1

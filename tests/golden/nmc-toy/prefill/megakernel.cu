@@ -13,7 +13,7 @@ namespace of_chunk {
 #define NMK_L2_STAGES 0
 #define NMK_STAGE_BYTES 16384
 #define NMK_SMEM_BYTES 232448
-#define NMK_SHARED_REST_BYTES 34944
+#define NMK_SHARED_REST_BYTES 34880
 #define NMK_X_BYTES 0
 #define NMK_X_KEPT 1
 #define NMK_X_UNSCALED 0
@@ -43,7 +43,7 @@ namespace of_chunk {
 #define NMK_OWN_PAGES 0
 #define NMK_PAGES_PER_CHUNK 4
 #define NMK_PAGES_PER_LONG_CHUNK 8
-#define NMK_MAX_SEGMENTS 2
+#define NMK_MAX_SEGMENTS 1
 #define NMK_OUT_RING 1024
 #define NMK_TRACE_STAMPS 4
 #define NMK_STOP_IDS 16
