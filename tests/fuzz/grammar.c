@@ -14,7 +14,8 @@
 #include "regex.h"
 #include "schema.h"
 
-enum { VOCAB = 320, END = 0, STEPS = 200 };
+/* WALKS_MS: of three walks of STEPS masks, each of which has a limit of its own (server/mask.c). */
+enum { VOCAB = 320, END = 0, STEPS = 200, WALKS_MS = 30000 };
 
 /* All bytes, then some tokens of several. */
 static const char *const longer[] = {"{\"",
@@ -184,7 +185,7 @@ static void regex_seeds(void) {
         fuzz_word(*w);
 }
 
-const fuzz_target fuzz_regex = {"regex", regex_seeds, open_tree, run_regex, 2000, 0};
+const fuzz_target fuzz_regex = {"regex", regex_seeds, open_tree, run_regex, 2000, WALKS_MS};
 
 /* ---------------------------------------------------------------- GBNF */
 
@@ -219,7 +220,7 @@ static void gbnf_seeds(void) {
         fuzz_word(*w);
 }
 
-const fuzz_target fuzz_gbnf = {"gbnf", gbnf_seeds, open_tree, run_gbnf, 4000, 0};
+const fuzz_target fuzz_gbnf = {"gbnf", gbnf_seeds, open_tree, run_gbnf, 4000, WALKS_MS};
 
 /* ---------------------------------------------------------------- JSON schemas */
 
@@ -313,4 +314,4 @@ static void schema_seeds(void) {
         fuzz_word(*w);
 }
 
-const fuzz_target fuzz_schema = {"schema", schema_seeds, open_tree, run_schema, 4000, 0};
+const fuzz_target fuzz_schema = {"schema", schema_seeds, open_tree, run_schema, 4000, WALKS_MS};
