@@ -13,6 +13,7 @@
 #   make test-asan   the tests of server and runtime under ASan and UBSan; make test-tsan: under TSan
 #   make fuzz    fuzzers under ASan and UBSan, each a minute: TARGET="json regex" SECONDS=3600 SEED=2
 #   make schemas documents of random schemas, judged by python3-jsonschema: SCHEMAS=10000 SEED=1
+#   make models  kernels of models that specs/ does not have compile, for every kind of launch
 #   make test-op OP=NAME   the tests in templates/ops/NAME.cu, on the CPU machine; and the kernel compiled where NVRTC is
 #   make lint    luacheck, clang-format
 #   make bench   the benchmarks alone
@@ -134,6 +135,11 @@ fuzz: deps-build
 	@$(SUBMAKE) build/fuzz/fuzz
 	@NMK_FUZZ_SECONDS=$(if $(filter file,$(origin SECONDS)),60,$(SECONDS)) NMK_FUZZ_JOBS=$$(nproc) NMK_FUZZ_SEED=$(SEED) \
 	    bash tests/fuzz/timing_fuzz.sh $(TARGET)
+
+.PHONY: models
+models: deps
+	@$(SUBMAKE) build/nmkgen build/$(TOY)/nmk-compile
+	@NMK_MODELS=all bash tests/sass/models.sh
 
 golden: deps
 	@$(SUBMAKE) build/nmkgen $(MODELS:%=build/%/.generated)

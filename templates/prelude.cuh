@@ -1126,17 +1126,16 @@ template <int K, class Task> DEVICE void row_tile_load(Loader &c, const Task &t)
     c.stream_task(c.weights(t.weight_kib) + (u64)t.tile * L::tile_bytes, L::stages, L::stage_bytes);
 }
 
-/* acc += row tile times the bf16 activations in[column][width], which this step wrote; width a multiple of 512, so
- * that a stage is 4 tiles a warp.  The operands of AHEAD stages are loaded ahead of their use: they come from L2.
- * Where all wait for attention they are all that is lacking. */
-DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
+/* acc + odd += row tile times rows of bf16 activations that this step wrote: the row of the lane's column is at `in` +
+ * from, zeros where it is not live.  width a multiple of 512, so that a stage is 4 tiles a warp.  The operands of AHEAD
+ * stages are loaded ahead of their use: they come from L2.  Where all wait for attention they are all that is
+ * lacking. */
+DEVICE void row_tile_sum(Consumer &c, const bf16 *in, int from, bool live, int width, float (&odd)[4])
 {
     constexpr int TILES = 4, AHEAD = NMK_TURNS ? 8 : 4;
     const int stages = width / 512;
-    const bool live = c.live(c.g());
     uint4 b[AHEAD][2];
-    float odd[4] = {0, 0, 0, 0};
-    in += c.g() * width + c.warp * 64 + 8 * c.t();
+    in += from + c.warp * 64 + 8 * c.t();
     auto fetch = [&](uint4(&d)[2], int s) {
         d[0] = d[1] = make_uint4(0, 0, 0, 0);
         if (live && s < stages) d[0] = load_words(in + s * 512), d[1] = load_words(in + s * 512 + 32);
@@ -1182,20 +1181,16 @@ DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
             c.release(seen);
         }
     }
-#pragma unroll
-    for (int k = 0; k < 4; k++) c.acc[0][k] += odd[k];
 }
 
 /* The same for a width that is only a multiple of 16, of which a stage is T tiles a warp.  A unit of stages holds whole
  * granules. */
-template <int T> DEVICE void row_tile_ragged(Consumer &c, const bf16 *in, int width)
+template <int T> DEVICE void ragged_sum(Consumer &c, const bf16 *in, int from, bool live, int width, float (&odd)[4])
 {
     constexpr int UNIT = T == 3 ? 2 : 1, GRANULES = UNIT * T / 2, AHEAD = T == 2 ? 4 : 2;
     const int granules = (width + 255) / 256, units = granules / GRANULES;
-    const bool live = c.live(c.g());
     uint4 b[AHEAD][GRANULES];
-    float odd[4] = {0, 0, 0, 0};
-    in += c.g() * width;
+    in += from;
     auto fetch = [&](uint4(&d)[GRANULES], int u) {
 #pragma unroll
         for (int j = 0; j < GRANULES; j++) {
@@ -1234,18 +1229,37 @@ template <int T> DEVICE void row_tile_ragged(Consumer &c, const bf16 *in, int wi
             fetch(b[j], u0 + j + AHEAD);
         }
     }
+}
+
+DEVICE void add_sum(Consumer &c, const float (&odd)[4])
+{
 #pragma unroll
     for (int k = 0; k < 4; k++) c.acc[0][k] += odd[k];
+}
+
+/* acc += row tile times in[column][width]. */
+DEVICE void row_tile_compute(Consumer &c, const bf16 *in, int width)
+{
+    float odd[4] = {0, 0, 0, 0};
+    row_tile_sum(c, in, c.g() * width, c.live(c.g()), width, odd);
+    add_sum(c, odd);
+}
+
+template <int T> DEVICE void row_tile_ragged(Consumer &c, const bf16 *in, int width)
+{
+    float odd[4] = {0, 0, 0, 0};
+    ragged_sum<T>(c, in, c.g() * width, c.live(c.g()), width, odd);
+    add_sum(c, odd);
 }
 
 /* ---- more columns than an MMA takes ---- */
 
 #ifdef NMK_WIDE
 /* acc += row tiles of the ring times activations that this step wrote: `in` + from(n) is the row of the lane's column g
- * of tile n; tiles: of which n there is anything.  two: the stages of two row tiles take turns, and one read of the
- * activations serves both.  per: tiles of a stage and warp.  The operands of DEPTH granules are loaded ahead of their
- * use; what of a granule is past the width meets weights that are zero. */
-template <int R, int N, int DEPTH, class Rows>
+ * of tile n, or with GAPS zeros where from(n) is below 0; tiles: of which n there is anything.  two: the stages of two
+ * row tiles take turns, and one read of the activations serves both.  per: tiles of a stage and warp.  The operands of
+ * DEPTH granules are loaded ahead of their use; what of a granule is past the width meets weights that are zero. */
+template <int R, int N, int DEPTH, bool GAPS = false, class Rows>
 DEVICE void multiply_wide(Consumer &c, float (&acc)[R][N][4], const bf16 *in, Rows from, u32 tiles, bool two, int width,
                           int per)
 {
@@ -1256,12 +1270,16 @@ DEVICE void multiply_wide(Consumer &c, float (&acc)[R][N][4], const bf16 *in, Ro
                                : (q >> half) * (per * 128) + c.warp * (per * 16) + (q & half) * 32;
         return min(k + 8 * c.t(), width - 8);
     };
+    auto load = [&](uint4 &v, const bf16 *at, int n) {
+        if constexpr (!GAPS) v = load_l2(at + from(n));
+        else v = from(n) < 0 ? make_uint4(0, 0, 0, 0) : load_l2(at + from(n));
+    };
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
         const bf16 *row = in + place(min(d, granules - 1));
 #pragma unroll
         for (int n = 0; n < N; n++)
-            if (N == 1 || tiles >> n & 1) b[d][n] = load_l2(row + from(n));
+            if (N == 1 || tiles >> n & 1) load(b[d][n], row, n);
     }
     int at = 0;
     u32 seen[R] = {};
@@ -1303,7 +1321,7 @@ DEVICE void multiply_wide(Consumer &c, float (&acc)[R][N][4], const bf16 *in, Ro
                 if (R > 1 && two) mma(acc[R - 1][n], a[R - 1][0], v.x, v.y);
                 mma(acc[0][n], a[0][1], v.z, v.w);
                 if (R > 1 && two) mma(acc[R - 1][n], a[R - 1][1], v.z, v.w);
-                if (more) b[d][n] = load_l2(next + from(n));
+                if (more) load(b[d][n], next, n);
             }
         }
     }

@@ -38,6 +38,8 @@ local WARPS_COMPUTE = M.WARPS[1].count
 local SHARED_BYTES, SEGMENT_BYTES = 34816, 2 * 32
 -- Columns of the normalised x, of all that one MMA takes, that the registers of a warp's lanes hold.
 local X_COLUMNS = 2048
+-- The widest rows of h that steps of more columns than an MMA takes gather in shared memory.
+local GATHERED_COLUMNS = 2048
 -- What more columns than an MMA takes need in the tables.
 local WIDE_COLUMN_BYTES = 208
 -- nmk_hang.word: the task's bits, then the SM's, then the role's; up to the highest one the step's.
@@ -289,7 +291,8 @@ local function x_bytes(model)
   local values = model.family_module.values(model)
   if ops.is_wide(model.schedule.columns) then
     -- as ops/expert_down.cu gathers rows of h: two loads of each warp
-    return (values.experts or 0) > 0 and WARPS_COMPUTE * 2 * memory.packed_cols(values.expert_ff) // 256 * 9 * 64 or 0
+    local width = (values.experts or 0) > 0 and memory.packed_cols(values.expert_ff) or 0
+    return width <= GATHERED_COLUMNS and WARPS_COMPUTE * 2 * width // 256 * 9 * 64 or 0
   end
   if packed <= X_COLUMNS then return 0 end
   return ops.TILE_COLUMNS * packed * 2

@@ -30,13 +30,15 @@ DEVICE void load(Loader &c, const Task &t)
  * an expert multiplies by zeros: exact, so its bits do not depend on the others' choices. */
 #ifdef NMK_WIDE
 /* Of an expert's h only the rows of the columns that chose it are loaded, eight at a time, into shared memory; from
- * there each goes to where its column is in the accumulator.  Two such loads are under way. */
+ * there each goes to where its column is in the accumulator.  Two such loads are under way.  Where that has no place
+ * for rows so wide, every tile of columns of which one chose the expert is multiplied, the others' columns by zeros. */
+constexpr bool GATHERED = NMK_X_BYTES > 0;
 constexpr int GRANULE_BYTES = 9 * 64; /* eight rows and one of zeros */
 constexpr int LOAD_BYTES = L::granules * GRANULE_BYTES;
 /* Tiles of columns whose products hide each other's latency. */
 constexpr int GROUP = COLUMN_TILES < 4 ? COLUMN_TILES : 4;
-static_assert(NMK_X_BYTES == WARPS_COMPUTE * 2 * LOAD_BYTES, "gathered rows");
-static_assert(L::stages < NMK_RING_STAGES, "an expert's stages are held until its last eight rows are done");
+static_assert(!GATHERED || NMK_X_BYTES == WARPS_COMPUTE * 2 * LOAD_BYTES, "gathered rows");
+static_assert(!GATHERED || L::stages < NMK_RING_STAGES, "an expert's stages are held until its last rows are done");
 
 /* Which rows of a load the lane takes for its columns, or the one of zeros: 4 bits for each tile of columns.  Returns
  * the tiles of which there is a column. */
@@ -57,7 +59,23 @@ DEVICE u32 find_rows(const Consumer &c, u64 columns, int eight, u32 &rows)
     return tiles;
 }
 
-DEVICE void compute(Consumer &c, const Task &t)
+DEVICE void add_expert(Consumer &c, const bf16 *h, u64 columns, int first)
+{
+    int row[COLUMN_TILES];
+    u32 tiles = 0;
+#pragma unroll
+    for (int n = 0; n < COLUMN_TILES; n++) {
+        const int column = n * TILE_COLUMNS + c.g();
+        const bool mine = columns >> column & 1;
+        row[n] = mine ? (first + count_bits(columns & below(column))) * P::expert_ff : -1;
+        tiles |= (u32)((columns >> n * TILE_COLUMNS & 0xff) != 0) << n;
+    }
+    auto from = [&](int n) { return row[n]; };
+    multiply_wide<1, COLUMN_TILES, WIDE_DEPTH, true>(c, (float(&)[1][COLUMN_TILES][4])c.acc, h, from, tiles, false,
+                                                     P::expert_ff, L::tiles);
+}
+
+DEVICE void compute_gathered(Consumer &c, const Task &t)
 {
     const int b = c.desc()[7] & 1, active = c.s.active[b];
     const Routes &r = c.s.routes[b];
@@ -128,15 +146,32 @@ DEVICE void compute(Consumer &c, const Task &t)
     }
     wait_async<0>();
 }
+
+DEVICE void compute(Consumer &c, const Task &t)
+{
+    if constexpr (GATHERED) {
+        compute_gathered(c, t);
+    } else {
+        const int b = c.desc()[7] & 1, active = c.s.active[b];
+        const Routes &r = c.s.routes[b];
+#pragma unroll 1
+        for (int slot = 0; slot < active; slot++) add_expert(c, c.buffer<bf16>(t.h), r.columns[slot], r.first[slot]);
+    }
+}
 #else
+constexpr bool HELD = L::granules <= 12; /* the registers have room for a warp's share of an expert's h */
 constexpr int AHEAD = L::granules <= 3 ? 4 : L::granules <= 6 ? 2 : 1; /* experts whose h is loaded ahead */
+
+DEVICE int row_of(const Consumer &c, int b, int slot)
+{
+    if constexpr (POSTED) return c.row_of_h<P::experts_per_token>(b, min(slot, SLOTS - 1), c.g());
+    return slot * NMK_COLUMNS + c.g();
+}
 
 DEVICE void fetch(Consumer &c, const bf16 *h, int b, int slot, int active, uint4 (&v)[L::granules])
 {
     const bool chosen = slot < active && c.s.weight[b][slot * 8 + c.g()] != 0.f;
-    int row = slot * NMK_COLUMNS + c.g();
-    if constexpr (POSTED) row = c.row_of_h<P::experts_per_token>(b, min(slot, SLOTS - 1), c.g());
-    const bf16 *from = h + row * P::expert_ff + 8 * c.t();
+    const bf16 *from = h + row_of(c, b, slot) * P::expert_ff + 8 * c.t();
 #pragma unroll
     for (int q = 0; q < L::granules; q++) {
         const int k = L::k(c.warp, q);
@@ -159,12 +194,9 @@ DEVICE void look_again(Consumer &c, const bf16 *h, int b, int slot, int active, 
     }
 }
 
-DEVICE void compute(Consumer &c, const Task &t)
+DEVICE void compute_held(Consumer &c, const bf16 *h, int b, int active, float (&odd)[4])
 {
-    const int b = c.desc()[7] & 1, active = c.s.active[b];
-    const bf16 *h = c.exchange<bf16>(t.h);
     uint4 v[AHEAD][L::granules];
-    float odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) fetch(c, h, b, j, active, v[j]);
 #pragma unroll 1
@@ -183,8 +215,25 @@ DEVICE void compute(Consumer &c, const Task &t)
             fetch(c, h, b, i + j + AHEAD, active, v[j]);
         }
     }
-#pragma unroll
-    for (int k = 0; k < 4; k++) c.acc[0][k] += odd[k];
+}
+
+DEVICE void compute(Consumer &c, const Task &t)
+{
+    const int b = c.desc()[7] & 1, active = c.s.active[b];
+    const bf16 *h = c.exchange<bf16>(t.h);
+    float odd[4] = {0, 0, 0, 0};
+    if constexpr (HELD) {
+        compute_held(c, h, b, active, odd);
+    } else {
+#pragma unroll 1
+        for (int slot = 0; slot < active; slot++) {
+            const bool chosen = c.s.weight[b][slot * 8 + c.g()] != 0.f;
+            const int from = row_of(c, b, slot) * P::expert_ff;
+            if constexpr (P::expert_ff % 512 == 0) row_tile_sum(c, h, from, chosen, P::expert_ff, odd);
+            else ragged_sum<L::tiles>(c, h, from, chosen, P::expert_ff, odd);
+        }
+    }
+    add_sum(c, odd);
     if (P::hands) c.hand_sum();
 }
 #endif

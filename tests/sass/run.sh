@@ -75,7 +75,7 @@ for kernel in build/*/megakernel.cu; do
 done
 
 # Shapes that take other paths through the templates than the models do.
-for model in narrow-layers wide-layers columns-16 columns-32 columns-64; do
+for model in narrow-layers wide-layers columns-16 columns-32 columns-64 large-experts ragged-experts large-experts-16; do
   [ -e build/$model/megakernel.cu ] && continue
   if build/nmkgen tests/gpu/specs/$model.yaml -o $work/$model >$work/$model.log 2>&1; then
     judge $model $compile $work/$model/megakernel.cu
