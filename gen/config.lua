@@ -379,6 +379,12 @@ end
 
 -- Every key of the file is stated by the family, known to change nothing, refused, or listed.
 function Config:check_keys()
+  for key, default in pairs(self.family.config_said or {}) do
+    if not self.root.by[key] then
+      self:error(self.root, "%s is missing; transformers' class takes %s there, and the family %s does not have it",
+        key, tostring(default), self.family.name)
+    end
+  end
   local irrelevant, ignored = set(IRRELEVANT), set(self.family.config_ignored)
   for _, item in ipairs(self.root.items) do
     local key, node = item.key, item.value

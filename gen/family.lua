@@ -24,7 +24,8 @@ local FAMILY = {
   { "buffers", "function" }, { "front", "function" }, { "block", "function" }, { "back", "function" },
   { "arrays", "function" }, { "tensors", "function" }, { "rope", "function" }, { "config", "function" },
   { "residuals", "integer", optional = true }, { "insert", "function", optional = true },
-  { "config_ignored", "table", optional = true }, { "prefill", "table", optional = true },
+  { "config_ignored", "table", optional = true }, { "config_said", "table", optional = true },
+  { "prefill", "table", optional = true },
 }
 
 local PREFILL = {

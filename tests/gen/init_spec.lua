@@ -230,6 +230,17 @@ t.same("kv_heads", value("llama-3.1-8b", { '"num_key_value_heads": 8,', "" }, "k
   "32 # no num_key_value_heads: as many as heads")
 t.same("a class default", value("llama-3.1-8b", { '"rope_theta": 500000.0,', "" }, "rope_theta"),
   "10000.0 # no rope_theta: default of transformers' class")
+local function windowless(old, new)
+  return (value("mistral-7b", { '"sliding_window": null,', old, '"max_position_embeddings": 32768', new }, "max_context")
+    :gsub("^.-config%.json:", ""))
+end
+local LONG = '"max_position_embeddings": 32768'
+t.same("a class default that the family has not", windowless("", LONG),
+  "1:1: sliding_window is missing; transformers' class takes 4096 there, and the family mistral does not have it")
+t.same("a window", windowless('"sliding_window": 4096,', LONG),
+  "18:21: sliding_window: 4096 changes what the model computes, and the family mistral does not have it")
+t.same("a window that no position reaches",
+  windowless('"sliding_window": 4096,', '"max_position_embeddings": 4096'), "4096 # max_position_embeddings")
 local UNTIED = { '"tie_word_embeddings": false,', "" }
 t.same("tied by default", value("llama-3.1-8b", UNTIED, "tied"),
   "false # no tie_word_embeddings: default of transformers' class")

@@ -12,10 +12,10 @@ llama-3.2-3b       llama     3072  24   8  128   8192  128256 true
 tinyllama-1.1b     llama     2048  32   4   64   5632   32000 false
 smollm2-360m       llama      960  15   5   64   2560   49152 true
 smollm2-1.7b       llama     2048  32  32   64   8192   49152 true
-mistral-7b         llama     4096  32   8  128  14336   32768 false
+mistral-7b         mistral   4096  32   8  128  14336   32768 false
 llama-2-13b        llama     5120  40  40  128  13824   32000 false
 yi-34b             llama     7168  56   8  128  20480   64000 false
-mistral-small-24b  llama     5120  32   8  128  32768  131072 false
+mistral-small-24b  mistral   5120  32   8  128  32768  131072 false
 qwen3-1.7b         qwen3     2048  16   8  128   6144  151936 true
 qwen3-4b           qwen3     2560  32   8  128   9728  151936 true
 qwen3-14b          qwen3     5120  40   8  128  17408  151936 false

@@ -23,6 +23,8 @@
 --   shape, rules        keys of `shape:` in a spec, where config.json states them (gen/family.lua); what must hold
 --                       between them                                                       (gen/spec.lua)
 --   config_ignored      keys of config.json that change nothing here; may be left out
+--   config_said         keys that config.json must have, null or not, as the family lacks the value that transformers'
+--                       class takes in their place: { key = value }; may be left out
 --   residuals           additions to the residual in a layer; may be left out where there is one
 --   waves               the waves of a layer in default order: { name, after = waves it reads from }
 --   layer(i, shape)     { attention = "full"|"sliding", rope, mlp = "dense"|"moe", kv_layer = index among its kind }
