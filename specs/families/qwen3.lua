@@ -18,6 +18,7 @@ return decoder.complete(M, {
   sequential = true, rope_halves = true, qk_norm = true,
   tied = function(s) return s.tied end,
   config = function()
-    return { { "hidden_act", "silu" }, { "attention_bias", false }, { "use_sliding_window", false } }
+    return { { "hidden_act", "silu" }, { "attention_bias", false }, { "use_sliding_window", false },
+             { "use_qk_norm", true } }
   end,
 })

@@ -27,6 +27,6 @@ return decoder.complete(M, {
   route = function(s) return s.norm_topk_prob and "chosen" or "all" end,
   config = function()
     return { { "hidden_act", "silu" }, { "attention_bias", false }, { "use_sliding_window", false },
-             { "decoder_sparse_step", 1 }, { "mlp_only_layers", {} } }
+             { "use_qk_norm", true }, { "decoder_sparse_step", 1 }, { "mlp_only_layers", {} } }
   end,
 })
