@@ -18,6 +18,7 @@ local WIDTH = 118
 local TARGET = "h200"           -- of a new spec
 local EMBED = "model.embed_tokens.weight"
 local SHOWN = 3                 -- of a list of tensors
+local FREE = { vocab = true, max_context = true, rope_original_context = true } -- sizes that no schedule is made for
 
 local Init = {}
 Init.__index = Init
@@ -203,6 +204,26 @@ function Init:body(shape, target)
   return table.concat(out, "\n") .. "\n"
 end
 
+-- The schedule of a shipped spec of these sizes, as it stands there: a finetune is laid out as its model is.  Or "".
+function Init:schedule_of(model)
+  for _, file in ipairs(host.list(host.root .. "/specs") or {}) do
+    local path, found = host.root .. "/specs/" .. file, diags.new()
+    local text = file:match("%.yaml$") and file:sub(-#spec.TUNING) ~= spec.TUNING and host.read(path)
+    local schedule = text and ("\n" .. text):match("\n(schedule:.-\n)%f[%w\0]")
+    local other = schedule and spec.load(path, found, { root = host.root, untuned = true })
+    local same = other and found:count() == 0 and other.family == model.family
+      and other.target.name == model.target.name
+    for _, row in ipairs(same and self.family.shape or {}) do
+      if row[2] == "int" and not FREE[row[1]] then same = same and other.shape[row[1]] == model.shape[row[1]] end
+    end
+    if same then
+      self:note("The schedule is that of specs/%s, whose sizes these are", file)
+      return "\n" .. schedule
+    end
+  end
+  return ""
+end
+
 -- Mistakes in the spec that would be written, as mistakes of what they come from.
 function Init:blame(found)
   local draft = self.draft
@@ -285,7 +306,8 @@ function M.run(dir, opts, diag, prove)
   end
   diag:stop()
 
-  found = diags.new()
+  body = body .. self:schedule_of(model)
+  options.text, found = body, diags.new()
   local ok, g = pcall(prove, self.draft, options, found)
   if not ok then
     if not diags.is(g) then error(g, 0) end

@@ -213,6 +213,21 @@ for name in names:gmatch("models/([^/]+)/\n") do
   compare(name, "tests/models/" .. name, "tests/models/" .. name .. ".yaml")
 end
 
+-- ---- a finetune has the schedule of its model
+
+local function schedule_of(name, old, new)
+  local text = t.read(PUBLISHED .. name .. "/config.json")
+  _, out = spec_of("x", old and h.replace(text, old, new) or text)
+  return out:match("\n(schedule:.*)") or "none", line_of(out, "# The schedule")
+end
+local shipped = t.read("specs/qwen3-30b-a3b.yaml"):match("\n(schedule:.*)")
+local laid_out, noted = schedule_of("qwen3-coder-30b-a3b")
+t.same("a finetune's schedule", laid_out, shipped)
+t.same("where it comes from", noted, "# The schedule is that of specs/qwen3-30b-a3b.yaml, whose sizes these are.")
+t.same("other sizes", (schedule_of("qwen3-coder-30b-a3b", '"num_experts_per_tok": 8', '"num_experts_per_tok": 4')), "none")
+t.same("a model without one", (schedule_of("qwen3-8b")), "none")
+t.same("-t", (select(2, h.init(PUBLISHED .. "qwen3-30b-a3b", "-t h100")):match("\nschedule:")), nil)
+
 -- ---- what is taken where config.json is silent
 
 local function value(name, changes, key, files)
