@@ -270,12 +270,12 @@ int nmk_jit_compile(nmk_jit_result *result, const nmk_jit_request *rq, nmk_err *
         goto out;
     }
     if (!rq->allow_spills && (r.spill_store_bytes || r.spill_load_bytes)) {
-        nmk_fail(e, "%s spills registers for %s (%d bytes stored, %d loaded): it would be slow; refused", rq->name,
+        nmk_fail(e, "%s spills registers for %s (%d bytes stored, %d loaded): refused without --allow-spills", rq->name,
                  rq->arch, r.spill_store_bytes, r.spill_load_bytes);
         goto out;
     }
     if (!rq->allow_spills && r.serialized) {
-        nmk_fail(e, "%s: ptxas serialized wgmma for %s: it would be slow; refused", rq->name, rq->arch);
+        nmk_fail(e, "%s: ptxas serialized wgmma for %s: refused without --allow-spills", rq->name, rq->arch);
         goto out;
     }
     if (!r.log) r.log = xstrdup("");

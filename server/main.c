@@ -61,6 +61,7 @@ static const nmk_flag table[] = {
     {"--device", "NAME", "auto, cpu or cuda:N (auto)"},
     {"--kernel", "FILE", "CUDA file to compile instead of the kernel built in, for trying changes (none)"},
     {"--variant", "DIR", "schedule that nmkgen variant wrote, instead of the one built in (none)"},
+    {"--allow-spills", NULL, "a kernel that spills registers runs, slower than it might (it is refused)"},
     {"--prefill-budget-ms", "N", "how long sequences that decode wait for a piece of another's prompt, about (25)"},
     {"--prefill-mode", "alternate|mixed",
      "steps and pieces of prompts in launches of their own, or in one (alternate)"},
@@ -259,6 +260,7 @@ static int set_flag(void *user, const char *name, const char *value) {
     if (!strcmp(name, "--device")) return s->options.device = value, 0;
     if (!strcmp(name, "--kernel")) return s->options.kernel = value, 0;
     if (!strcmp(name, "--variant")) return s->options.variant = value, 0;
+    if (!strcmp(name, "--allow-spills")) return s->options.allow_spills = true, 0;
     if (!strcmp(name, "--trace")) return s->trace = value, 0;
     if (!strcmp(name, "--trace-size"))
         return nmk_flag_int(value, 1, 1 << 20, NULL, &s->trace_mib) ? 0

@@ -157,7 +157,7 @@ int main(void) {
     rc = compile(&r, plain, "sm_1", false, &e);
     check_message(rc, &e, "test.cu does not compile for sm_1", "an architecture that there is not");
     rc = compile(&r, spilling, "sm_90a", false, &e);
-    check_message(rc, &e, "spills registers", "spills are refused");
+    check_message(rc, &e, "loaded): refused without --allow-spills", "spills are refused");
     rc = compile(&r, spilling, "sm_90a", false, &e);
     check_message(rc, &e, "spills registers", "also from the cache");
     rc = compile(&r, spilling, "sm_90a", true, &e);
