@@ -224,7 +224,8 @@ local shipped = t.read("specs/qwen3-30b-a3b.yaml"):match("\n(schedule:.*)")
 local laid_out, noted = schedule_of("qwen3-coder-30b-a3b")
 t.same("a finetune's schedule", laid_out, shipped)
 t.same("where it comes from", noted, "# The schedule is that of specs/qwen3-30b-a3b.yaml, whose sizes these are.")
-t.same("other sizes", (schedule_of("qwen3-coder-30b-a3b", '"num_experts_per_tok": 8', '"num_experts_per_tok": 4')), "none")
+t.same("other sizes",
+  (schedule_of("qwen3-coder-30b-a3b", '"num_experts_per_tok": 8', '"num_experts_per_tok": 4')), "none")
 t.same("a model without one", (schedule_of("qwen3-8b")), "none")
 t.same("-t", (select(2, h.init(PUBLISHED .. "qwen3-30b-a3b", "-t h100")):match("\nschedule:")), nil)
 
@@ -245,11 +246,11 @@ t.same("kv_heads", value("llama-3.1-8b", { '"num_key_value_heads": 8,', "" }, "k
   "32 # no num_key_value_heads: as many as heads")
 t.same("a class default", value("llama-3.1-8b", { '"rope_theta": 500000.0,', "" }, "rope_theta"),
   "10000.0 # no rope_theta: default of transformers' class")
+local LONG = '"max_position_embeddings": 32768'
 local function windowless(old, new)
-  return (value("mistral-7b", { '"sliding_window": null,', old, '"max_position_embeddings": 32768', new }, "max_context")
+  return (value("mistral-7b", { '"sliding_window": null,', old, LONG, new }, "max_context")
     :gsub("^.-config%.json:", ""))
 end
-local LONG = '"max_position_embeddings": 32768'
 t.same("a class default that the family has not", windowless("", LONG),
   "1:1: sliding_window is missing; transformers' class takes 4096 there, and the family mistral does not have it")
 t.same("a window", windowless('"sliding_window": 4096,', LONG),
