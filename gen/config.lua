@@ -377,14 +377,18 @@ function Config:unsupported(node, path)
     json.text(node), self.family.name, #choices > 0 and "; it has " .. table.concat(choices, " or ") or "")
 end
 
--- Every key of the file is stated by the family, known to change nothing, refused, or listed.
-function Config:check_keys()
+-- Keys that the file may not leave to the default of transformers' class.
+function Config:check_said()
   for key, default in pairs(self.family.config_said or {}) do
     if not self.root.by[key] then
       self:error(self.root, "%s is missing; transformers' class takes %s there, and the family %s does not have it",
         key, tostring(default), self.family.name)
     end
   end
+end
+
+-- Every key of the file is stated by the family, known to change nothing, refused, or listed.
+function Config:check_keys()
   local irrelevant, ignored = set(IRRELEVANT), set(self.family.config_ignored)
   for _, item in ipairs(self.root.items) do
     local key, node = item.key, item.value
@@ -411,6 +415,7 @@ end
 --- What the family says beside its shape, and all other keys.  facts: families.config(model).
 function Config:check(facts)
   self:check_facts(facts)
+  self:check_said()
   self:check_keys()
 end
 

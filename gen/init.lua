@@ -204,20 +204,24 @@ function Init:body(shape, target)
   return table.concat(out, "\n") .. "\n"
 end
 
+-- Whether what a schedule is made for is the same.
+local function is_laid_out_alike(a, b, shape)
+  if a.family ~= b.family or a.target.name ~= b.target.name then return false end
+  for _, row in ipairs(shape) do
+    local key = row[1]
+    if row[2] == "int" and not FREE[key] and a.shape[key] ~= b.shape[key] then return false end
+  end
+  return true
+end
+
 -- The schedule of a shipped spec of these sizes, as it stands there: a finetune is laid out as its model is.  Or "".
 function Init:schedule_of(model)
-  for _, file in ipairs(host.list(host.root .. "/specs") or {}) do
-    local path, found = host.root .. "/specs/" .. file, diags.new()
-    local text = file:match("%.yaml$") and file:sub(-#spec.TUNING) ~= spec.TUNING and host.read(path)
-    local schedule = text and ("\n" .. text):match("\n(schedule:.-\n)%f[%w\0]")
+  for _, name in ipairs(spec.names_in(host.root, "", ".yaml")) do
+    local path, found = ("%s/specs/%s.yaml"):format(host.root, name), diags.new()
+    local schedule = ("\n" .. (host.read(path) or "")):match("\n(schedule:.-\n)%f[%w\0]")
     local other = schedule and spec.load(path, found, { root = host.root, untuned = true })
-    local same = other and found:count() == 0 and other.family == model.family
-      and other.target.name == model.target.name
-    for _, row in ipairs(same and self.family.shape or {}) do
-      if row[2] == "int" and not FREE[row[1]] then same = same and other.shape[row[1]] == model.shape[row[1]] end
-    end
-    if same then
-      self:note("The schedule is that of specs/%s, whose sizes these are", file)
+    if other and found:count() == 0 and is_laid_out_alike(other, model, self.family.shape) then
+      self:note("The schedule is that of specs/%s.yaml, whose sizes these are", name)
       return "\n" .. schedule
     end
   end

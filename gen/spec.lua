@@ -194,8 +194,8 @@ end
 
 -- ---------------------------------------------------------------- the model
 
--- Names in a folder of specs/, sorted.
-local function names_in(root, folder, suffix)
+--- Names in a folder of specs/, or in specs/ itself by "", sorted: what comes before the suffix.
+function M.names_in(root, folder, suffix)
   local names = {}
   for _, file in ipairs(host.list(root .. "/specs/" .. folder) or {}) do
     if file:sub(-#suffix) == suffix then names[#names + 1] = file:sub(1, -#suffix - 1) end
@@ -206,7 +206,7 @@ end
 -- A file of specs/FOLDER by its name: its path, and what messages and emitted files call it wherever nmkgen runs.  nil,
 -- after a message, where there is none.
 local function shipped(root, folder, suffix, name, pos, what, diag)
-  local names = names_in(root, folder, suffix)
+  local names = M.names_in(root, folder, suffix)
   for _, known in ipairs(names) do
     if known == name then
       local called = ("specs/%s/%s%s"):format(folder, name, suffix)
@@ -236,7 +236,7 @@ local function tuned(path, root, target, waves, diag)
     reader:error(tree, "", "expected a map from targets to keys of `schedule:`")
     return nil
   end
-  local names, part = names_in(root, "targets", ".yaml"), nil
+  local names, part = M.names_in(root, "targets", ".yaml"), nil
   for _, item in ipairs(tree.items) do
     local name = item.key and item.key.value
     local known = false
@@ -448,7 +448,7 @@ end
 --- All families of specs/families, by name.
 function M.families(root, diag)
   local list = {}
-  for _, name in ipairs(names_in(root, "families", ".lua")) do
+  for _, name in ipairs(M.names_in(root, "families", ".lua")) do
     local called = "specs/families/" .. name .. ".lua"
     list[#list + 1] = families.load(root .. "/" .. called, called, diag)
   end

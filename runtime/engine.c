@@ -999,6 +999,7 @@ static int decode(batch *b, nmk_err *e) {
 int nmk_engine_generate(nmk_engine *g, nmk_request *rq, int count, unsigned flags, nmk_token_fn on_token, void *user,
                         nmk_err *e) {
     int rc = -1, taken = 0, longest_prompt = 0;
+    nmk_err second = {0};
     batch b = {.engine = g, .rq = rq, .count = count, .live = count, .on_token = on_token, .user = user};
     b.stops = !(flags & NMK_IGNORE_STOP);
     if (g->machine->calls->enter(g->machine, e)) return -1;
@@ -1042,12 +1043,10 @@ int nmk_engine_generate(nmk_engine *g, nmk_request *rq, int count, unsigned flag
     s->decode_seconds = 1e-9 * (double)(nmk_now_ns() - fed_ns);
     rc = 0;
 out:
-    nmk_err second = {0};
-    bool wipe = rc && g->machine->calls->wait_all(g->machine, &second) == 0;
-    for (int r = 0; r < taken; r++) {
-        wipe = wipe && nmk_engine_wipe_row(g, r, &second) == 0;
-        nmk_kv_drop(&g->kv, r);
-    }
+    if (rc && g->machine->calls->wait_all(g->machine, &second) == 0)
+        for (int r = 0; r < taken; r++)
+            if (nmk_engine_wipe_row(g, r, &second)) break;
+    for (int r = 0; r < taken; r++) nmk_kv_drop(&g->kv, r);
     return rc;
 }
 

@@ -180,10 +180,6 @@ static void test_hang(nmk_engine *g) {
     fake.hang_at = 0, fake.silent = false;
 }
 
-static uint32_t word_of(uint32_t epoch, int task) {
-    return 1u << 31 | (epoch & NMK_HANG_STEP_MASK) << NMK_HANG_STEP_SHIFT | (uint32_t)task;
-}
-
 /* Which of several records tells: of the earliest step that of the earliest counter. */
 static void test_hang_root(void) {
     static nmk_hang h[NMK_HANGS];
@@ -192,10 +188,10 @@ static void test_hang_root(void) {
     const uint32_t epochs[] = {5, 511, 512, 0x7fffffff};
     for (int i = 0; i < 4; i++) {
         const uint32_t epoch = epochs[i];
-        h[0] = (nmk_hang){.word = word_of(epoch + 1, 4000), .counter = 1};
-        h[3] = (nmk_hang){.word = word_of(epoch, 9), .counter = 8};
-        h[7] = (nmk_hang){.word = word_of(epoch, 17), .counter = 5};
-        h[NMK_HANGS - 1] = (nmk_hang){.word = word_of(epoch + 2, 0), .counter = NMK_HANG_HOST};
+        h[0] = (nmk_hang){.word = hang_word(epoch + 1, 0, 0, 4000), .counter = 1};
+        h[3] = (nmk_hang){.word = hang_word(epoch, 0, 0, 9), .counter = 8};
+        h[7] = (nmk_hang){.word = hang_word(epoch, 0, 0, 17), .counter = 5};
+        h[NMK_HANGS - 1] = (nmk_hang){.word = hang_word(epoch + 2, 0, 0, 0), .counter = NMK_HANG_HOST};
         const volatile nmk_hang *root = nmk_hang_root(h, &count);
         check(root == &h[7] && count == 4, "the earliest counter of the earliest step", "epoch %u: record %td of %d",
               epoch, root - h, count);
@@ -216,7 +212,7 @@ static void test_hang_text(void) {
             cut++;
         while (nmk_nodes[cut].opcode != NMK_OP_CUT);
     d[NMK_WORD_OPCODE] = NMK_OP_LM_HEAD, d[NMK_WORD_NODE] = lm_head;
-    h = (nmk_hang){.word = 1u << 31 | 1u << 20 | 1u << 12 | 2};
+    h = (nmk_hang){.word = hang_word(0, 1, 1, 2)};
     nmk_hang_text(&h, &nmk_built_in, lists, text, sizeof text);
     check(strstr(text, "SM 1, role compute, task 2 (lm_head) waited for another SM"), "a word alone", "%s", text);
     d[NMK_WORD_OPCODE] = NMK_OP_CUT, d[NMK_WORD_NODE] = cut;

@@ -102,9 +102,9 @@ static double (*fake_ms)(const nmk_span *span, int spans) = fake_launch_ms;
 static double fake_now_ms;
 static bool in_chunk; /* fake_model is asked for a chunk's position: nothing counts but what it leaves in the pages */
 
-/* What a wait that is given up in this launch leaves. */
-static uint32_t hang_word(const nmk_params *p, uint32_t role, uint32_t sm, uint32_t task) {
-    return 1u << 31 | ((uint32_t)p->epoch & NMK_HANG_STEP_MASK) << NMK_HANG_STEP_SHIFT | role << NMK_HANG_ROLE_SHIFT |
+/* What a wait that is given up in the launch of that epoch leaves. */
+static uint32_t hang_word(uint32_t epoch, uint32_t role, uint32_t sm, uint32_t task) {
+    return 1u << 31 | (epoch & NMK_HANG_STEP_MASK) << NMK_HANG_STEP_SHIFT | role << NMK_HANG_ROLE_SHIFT |
            sm << NMK_HANG_SM_SHIFT | task;
 }
 
@@ -117,8 +117,10 @@ static void run_chunk(const nmk_params *p) {
     if (*abort_flag) return;
     if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
         nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
-        *abort_flag = hang_word(p, 1, 17, !fake.silent);
-        if (!fake.silent) h[9] = (nmk_hang){.word = hang_word(p, 1, 17, 1), .counter = 0, .expected = 132, .got = 131};
+        *abort_flag = hang_word((uint32_t)p->epoch, 1, 17, !fake.silent);
+        if (!fake.silent)
+            h[9] =
+                (nmk_hang){.word = hang_word((uint32_t)p->epoch, 1, 17, 1), .counter = 0, .expected = 132, .got = 131};
         return;
     }
     counters[0] = (uint32_t)p->epoch;
@@ -173,16 +175,18 @@ static void run_step(const nmk_params *p) {
     nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
     if (*abort_flag) { /* who waits long sees it, and leaves a record too, here for an earlier counter */
         if (!fake.silent && !h[6].word)
-            h[6] = (nmk_hang){.word = hang_word(p, 2, 1, 4), .counter = 1, .expected = 792, .got = 528};
+            h[6] =
+                (nmk_hang){.word = hang_word((uint32_t)p->epoch, 2, 1, 4), .counter = 1, .expected = 792, .got = 528};
         return;
     }
     if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
-        *abort_flag = fake.silent ? hang_word(p, 3, 17, 0) : hang_word(p, 1, 16, 5);
+        *abort_flag = fake.silent ? hang_word((uint32_t)p->epoch, 3, 17, 0) : hang_word((uint32_t)p->epoch, 1, 16, 5);
         for (int c = 0; c < NMK_COLUMNS; c++) out[c] = -2;
         if (fake.silent) return;
         /* a victim of the wait, then the wait */
-        h[3] = (nmk_hang){.word = hang_word(p, 1, 16, 5), .counter = 4, .expected = 128, .got = 127};
-        h[9] = (nmk_hang){.word = hang_word(p, 1, 17, 3), .counter = 2, .expected = 264, .got = counters[0]};
+        h[3] = (nmk_hang){.word = hang_word((uint32_t)p->epoch, 1, 16, 5), .counter = 4, .expected = 128, .got = 127};
+        h[9] = (nmk_hang){
+            .word = hang_word((uint32_t)p->epoch, 1, 17, 3), .counter = 2, .expected = 264, .got = counters[0]};
         return;
     }
     counters[0] = (uint32_t)p->epoch;
