@@ -34,6 +34,13 @@ static int32_t *find(int32_t *lists, int sm, const char *op, int layer) {
     return found;
 }
 
+/* Rows begin with pages as others left them, and a lost step leaves its own: what tokens depend on starts as zeros. */
+static int wipe_rows(nmk_err *e) {
+    for (int r = 0; r < NMK_COLUMNS; r++)
+        if (nmk_engine_wipe_row(gpu, r, e)) return -1;
+    return 0;
+}
+
 /* steps: queued, the later ones while the first one hangs. */
 static void hang_case(const char *name, int sm, const char *op, int layer, const char *part, int steps) {
     const size_t words = (size_t)NMK_SMS * NMK_MAX_TASKS * NMK_DESC_WORDS;
@@ -46,7 +53,7 @@ static void hang_case(const char *name, int sm, const char *op, int layer, const
         if (nmk_engine_take_row(gpu, r, 200, &e)) goto out;
         column[r] = column_at(r, r, 100 + r);
     }
-    if (nmk_engine_step(gpu, column, before, &e)) goto out;
+    if (wipe_rows(&e) || nmk_engine_step(gpu, column, before, &e)) goto out;
     int32_t *d = find(broken, sm, op, layer);
     if (!check(d && d[NMK_WORD_WAIT_A] >= 0, "%s: the task waits", name)) goto out;
     d[NMK_WORD_ARRIVALS_A] *= 2; /* a hint comes before all arrivals are in */
@@ -59,9 +66,7 @@ static void hang_case(const char *name, int sm, const char *op, int layer, const
     check(rc == -1 && strstr(hang.text, part), "%s: reported in %.2f s: %s", name,
           1e-9 * (double)(nmk_now_ns() - start_ns), hang.text);
     gpu->params.patience_ms = patience_ms;
-    for (int r = 0; r < NMK_COLUMNS; r++)
-        if (nmk_engine_wipe_row(gpu, r, &e)) goto out;
-    if (write_lists(gpu->lists, &e) || nmk_engine_step(gpu, column, after, &e)) goto out;
+    if (write_lists(gpu->lists, &e) || wipe_rows(&e) || nmk_engine_step(gpu, column, after, &e)) goto out;
     check(!memcmp(before, after, sizeof after), "%s: the engine goes on with the same tokens", name);
 out:
     if (e.text[0]) check(false, "%s: %s", name, e.text);
@@ -71,7 +76,7 @@ out:
 
 int main(void) {
     gpu = open_gpu(NAME, 512, 1u << 30);
-    hang_case("a consumer", 5, "o_proj", 2, "layer2.combine", 1);
+    hang_case("a consumer", 5, "o_proj", 1, "layer1.combine", 1);
     hang_case("the helper", 7, "combine", 1, "layer1.attention", 1);
     hang_case("the first wait", 3, "norm", 0, "embed", 1);
     hang_case("the last wait", 1, "sample", -1, "draw", 1);
