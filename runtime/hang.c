@@ -5,9 +5,12 @@
 
 _Static_assert(NMK_ROLES > NMK_HANG_ROLE_MASK, "any word names a role");
 
+/* The low bits of the epoch. */
+static uint32_t step_of(const volatile nmk_hang *h) { return h->expected ? h->word >> NMK_HANG_STEP_SHIFT : h->got; }
+
 /* By how many steps a is later than b.  No more than a few are on their way at once. */
-static int32_t later_by(uint32_t a, uint32_t b) {
-    const int32_t d = (int32_t)((a >> NMK_HANG_STEP_SHIFT) - (b >> NMK_HANG_STEP_SHIFT)) & NMK_HANG_STEP_MASK;
+static int32_t later_by(const volatile nmk_hang *a, const volatile nmk_hang *b) {
+    const int32_t d = (int32_t)(step_of(a) - step_of(b)) & NMK_HANG_STEP_MASK;
     return d > NMK_HANG_STEP_MASK / 2 ? d - NMK_HANG_STEP_MASK - 1 : d;
 }
 
@@ -17,7 +20,7 @@ const volatile nmk_hang *nmk_hang_root(const volatile nmk_hang hangs[NMK_HANGS],
     for (int i = 0; i < NMK_HANGS; i++) {
         if (!hangs[i].word) continue;
         ++*count;
-        const int32_t later = root ? later_by(hangs[i].word, root->word) : -1;
+        const int32_t later = root ? later_by(&hangs[i], root) : -1;
         if (later < 0 || (later == 0 && hangs[i].counter < root->counter)) root = &hangs[i];
     }
     return root;

@@ -586,17 +586,22 @@ struct Context {
 
     __device__ __forceinline__ bool gone() const { return *(volatile u32 *)&s.gone; }
 
-    /* One lane, which gives up a wait: leaves a record, unless this role of this block has one of this step or of an
-     * earlier one (steps overlap).  The engine makes out which wait held up the others. */
-    __device__ __forceinline__ void give_up(u32 lost, int counter, u32 expected, u32 got) const
+    /* One lane, which gives up a wait: leaves a record, the first of this role of this block.  A step waits for nothing
+     * before the one before it is over, so none of a later step is in its place.  The engine makes out which wait held
+     * up the others.  COUNTED: for a counter; the step is in the word then, else it is in place of what the counter was
+     * at, because this stands wherever words are looked at, and a few bytes more make Llama 3.2 1B 2.6 % slower
+     * (tests/bench/RESULTS.md). */
+    template <bool COUNTED>
+    __device__ __forceinline__ void give_up(volatile u32 *abort, u32 lost, int counter, u32 expected = 0,
+                                            u32 got = 0) const
     {
         nmk_hang *h = (nmk_hang *)p.hang + (blockIdx.x * 4 + role);
-        const u32 here = 1u << 31 | (p.epoch & NMK_HANG_STEP_MASK) << 22 | role << 20 | blockIdx.x << 12 | task;
-        const u32 there = *(volatile u32 *)&h->word;
-        if (there == 0 || (int)((there - here) << 1) > 0)
+        const u32 step = COUNTED ? (p.epoch & NMK_HANG_STEP_MASK) << NMK_HANG_STEP_SHIFT : 0;
+        const u32 here = 1u << 31 | step | role << 20 | blockIdx.x << 12 | task;
+        if (*(volatile u32 *)&h->word == 0)
             asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(h), "r"(here), "r"(counter),
-                         "r"(expected), "r"(got) : "memory");
-        if (!lost) *(volatile u32 *)p.abort = here;
+                         "r"(expected), "r"(COUNTED ? got : (u32)p.epoch) : "memory");
+        if (!lost) *abort = here;
         *(volatile u32 *)&s.gone = 1;
     }
 
@@ -614,9 +619,10 @@ struct Context {
             asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
             const u32 now = ns >> 20; /* milliseconds, nearly */
             if (n == 256) start = now;
-            const u32 lost = *(volatile u32 *)p.abort;
+            volatile u32 *abort = (volatile u32 *)p.abort;
+            const u32 lost = *abort;
             if (!lost && now - start < p.patience_ms) continue;
-            give_up(lost, counter, target, got);
+            give_up<true>(abort, lost, counter, target, got);
             break;
         }
     }
@@ -629,9 +635,10 @@ struct Context {
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
         const u32 now = ns >> 20;
         if (n++ == 0) start = now;
-        const u32 lost = *(volatile u32 *)p.abort;
+        volatile u32 *abort = (volatile u32 *)p.abort;
+        const u32 lost = *abort;
         if (__any_sync(~0u, lost == 0 && now - start < p.patience_ms)) return true;
-        if (lane == 0 && !lost) give_up(lost, NMK_HANG_HOST, 1, 0);
+        if (lane == 0 && !lost) give_up<false>(abort, 0, NMK_HANG_HOST);
         *(volatile u32 *)&s.gone = 1;
         return false;
     }
@@ -644,9 +651,10 @@ struct Context {
         if (!__any_sync(~0u, word == ABSENT)) return false;
         if (++looks & 255) return true;
         if (__any_sync(~0u, gone())) return false; /* only here: until now the words were worth no register */
-        const u32 lost = __any_sync(~0u, *(volatile u32 *)p.abort);
+        volatile u32 *abort = (volatile u32 *)p.abort;
+        const u32 lost = __any_sync(~0u, *abort);
         if (!lost && looks >> 11 < p.patience_ms) return true;
-        if ((threadIdx.x & 31) == 0) give_up(lost, desc()[2], 0, 0);
+        if ((threadIdx.x & 31) == 0) give_up<false>(abort, lost, desc()[2]);
         __syncwarp();
         return true;
     }

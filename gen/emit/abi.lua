@@ -113,11 +113,11 @@ local STRUCTS = {
   },
   {
     name = "nmk_hang", device = true, bytes = 16,
-    comment = "A wait that did not end. word: 0, or 1 << 31 | epoch, role, SM and task: NMK_HANG_...",
+    comment = "A wait that did not end. word: 0, or 1 << 31 | step, role, SM and task: NMK_HANG_...",
     { "u32", "word", "" },
     { "i32", "counter", "" },
-    { "u32", "expected", "" },
-    { "u32", "got", "" },
+    { "u32", "expected", "0: of words or the host, and no step in word" },
+    { "u32", "got", "what the counter was at; the epoch where expected is 0" },
   },
   {
     name = "nmk_params", device = true, bytes = 200,

@@ -310,11 +310,9 @@ local function check_literals(text, path, launch)
       error(("%s: setmaxnreg.%s %s: emit/abi.lua has %d"):format(path, part.what, registers, right), 0)
     end
   end
-  local step, role, sm = text:match("<< (%d+) | role << (%d+) | blockIdx%.x << (%d+) | task")
-  if role and (tonumber(sm) ~= abi.TASK_BITS or tonumber(role) ~= abi.TASK_BITS + abi.SM_BITS or
-      tonumber(step) ~= abi.STEP_AT) then
-    error(("%s: a hang's word has the SM at bit %s, the role at %s, the step at %s: emit/abi.lua differs")
-      :format(path, sm, role, step), 0)
+  local role, sm = text:match("role << (%d+) | blockIdx%.x << (%d+) | task")
+  if role and (tonumber(sm) ~= abi.TASK_BITS or tonumber(role) ~= abi.TASK_BITS + abi.SM_BITS) then
+    error(("%s: a hang's word has the SM at bit %s, the role at %s: emit/abi.lua differs"):format(path, sm, role), 0)
   end
 end
 

@@ -131,8 +131,8 @@ do
 typedef struct nmk_hang {
     unsigned int word;
     int counter;
-    unsigned int expected;
-    unsigned int got;
+    unsigned int expected; /* 0: of words or the host, and no step in word */
+    unsigned int got; /* what the counter was at; the epoch where expected is 0 */
 } nmk_hang;
 ]])
   t.case("no fixed-width types on the device", tostring(w:text():find("int%d+_t")), "nil")

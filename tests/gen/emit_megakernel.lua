@@ -265,7 +265,7 @@ static_assert(SHARED_BYTES - SHARED_JOBS <= NMK_SHARED_REST_BYTES, "shared memor
     "setmaxnreg.inc.sync.aligned.u32 208;", "templates/megakernel.cu: setmaxnreg.inc 208: emit/abi.lua has 200")
   refused("another word of a hang", "templates/prelude.cuh", "role << 20 | blockIdx.x << 12 | task",
     "role << 24 | blockIdx.x << 16 | task",
-    "templates/prelude.cuh: a hang's word has the SM at bit 16, the role at 24, the step at 22: emit/abi.lua differs")
+    "templates/prelude.cuh: a hang's word has the SM at bit 16, the role at 24: emit/abi.lua differs")
 end
 
 t.done()

@@ -188,12 +188,14 @@ static void test_hang_root(void) {
     const uint32_t epochs[] = {5, 511, 512, 0x7fffffff};
     for (int i = 0; i < 4; i++) {
         const uint32_t epoch = epochs[i];
-        h[0] = (nmk_hang){.word = hang_word(epoch + 1, 0, 0, 4000), .counter = 1};
-        h[3] = (nmk_hang){.word = hang_word(epoch, 0, 0, 9), .counter = 8};
-        h[7] = (nmk_hang){.word = hang_word(epoch, 0, 0, 17), .counter = 5};
-        h[NMK_HANGS - 1] = (nmk_hang){.word = hang_word(epoch + 2, 0, 0, 0), .counter = NMK_HANG_HOST};
+        h[0] = (nmk_hang){.word = hang_word(epoch + 1, 0, 0, 4000), .counter = 1, .expected = 132};
+        h[3] = (nmk_hang){.word = hang_word(epoch, 0, 0, 9), .counter = 8, .expected = 132};
+        h[5] = (nmk_hang){.word = hang_word(0, 0, 0, 9), .counter = 2, .got = epoch + 1};
+        h[6] = (nmk_hang){.word = hang_word(0, 0, 0, 9), .counter = 6, .got = epoch};
+        h[7] = (nmk_hang){.word = hang_word(epoch, 0, 0, 17), .counter = 5, .expected = 132};
+        h[NMK_HANGS - 1] = (nmk_hang){.word = hang_word(0, 0, 0, 0), .counter = NMK_HANG_HOST, .got = epoch + 2};
         const volatile nmk_hang *root = nmk_hang_root(h, &count);
-        check(root == &h[7] && count == 4, "the earliest counter of the earliest step", "epoch %u: record %td of %d",
+        check(root == &h[7] && count == 6, "the earliest counter of the earliest step", "epoch %u: record %td of %d",
               epoch, root - h, count);
     }
 }

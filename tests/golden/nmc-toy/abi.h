@@ -298,12 +298,12 @@ typedef struct nmk_span {
     int32_t pos; /* of the first one; pages hold what is before it */
     int32_t slot; /* row of the page tables */
 } nmk_span;
-/* A wait that did not end. word: 0, or 1 << 31 | epoch, role, SM and task: NMK_HANG_... */
+/* A wait that did not end. word: 0, or 1 << 31 | step, role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     uint32_t word;
     int32_t counter;
-    uint32_t expected;
-    uint32_t got;
+    uint32_t expected; /* 0: of words or the host, and no step in word */
+    uint32_t got; /* what the counter was at; the epoch where expected is 0 */
 } nmk_hang;
 /* The kernel's argument. Addresses are the device's. */
 typedef struct nmk_params {

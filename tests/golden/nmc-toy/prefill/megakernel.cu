@@ -292,12 +292,12 @@ typedef struct nmk_chunk {
     nmk_span span[64];
     int token[1024];
 } nmk_chunk;
-/* A wait that did not end. word: 0, or 1 << 31 | epoch, role, SM and task: NMK_HANG_... */
+/* A wait that did not end. word: 0, or 1 << 31 | step, role, SM and task: NMK_HANG_... */
 typedef struct nmk_hang {
     unsigned int word;
     int counter;
-    unsigned int expected;
-    unsigned int got;
+    unsigned int expected; /* 0: of words or the host, and no step in word */
+    unsigned int got; /* what the counter was at; the epoch where expected is 0 */
 } nmk_hang;
 /* The kernel's argument. Addresses are the device's. */
 typedef struct nmk_params {
