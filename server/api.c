@@ -510,13 +510,21 @@ static void *work(void *ctx) {
 
 /* ---------------------------------------------------------------- what the model says */
 
-/* The tokens that may go out, all or those whose text has, go with the chunk that comes next. */
+/* The tokens that may go out, all or those whose text has, go with the chunk that comes next; of a whole response, with
+ * the item that is the last one. */
 static void attach(choice *c, bool all) {
+    job *j = c->job;
     int n = 0;
     while (c->sent + n < c->likely_count && (all || c->end[c->sent + n] <= c->out)) n++;
-    if (n) nmk_stream_logprobs(&c->job->stream, c->likely + c->sent, n);
+    if (n && j->q.stream)
+        nmk_stream_logprobs(&j->stream, c->likely + c->sent, n);
+    else if (n)
+        nmk_reply_choice_logprobs(&j->reply, c->said, c->likely + c->sent, n);
     c->sent += n;
 }
+
+/* Whole answers but responses tell of all their tokens at once. */
+static bool tells_by_item(const job *j) { return !j->q.stream && j->q.body == NMK_BODY_RESPONSE; }
 
 /* The newest token's text is in. */
 static void set_end(choice *c) {
@@ -535,6 +543,7 @@ static void say_text(choice *c, const char *text, size_t bytes) {
     if (!bytes) return;
     if (!j->q.stream) {
         nmk_reply_choice_text(c->said, NMK_ITEM_TEXT, text, bytes);
+        if (tells_by_item(j)) attach(c, false);
         return;
     }
     attach(c, false);
@@ -578,6 +587,7 @@ static void on_said(void *user, const nmk_said *said) {
         if (!j->q.include_reasoning) return;
         if (!stream) {
             nmk_reply_choice_text(c->said, NMK_ITEM_REASONING, said->text, said->bytes);
+            if (tells_by_item(j)) attach_rest(c);
             return;
         }
         attach_rest(c);
@@ -587,6 +597,7 @@ static void on_said(void *user, const nmk_said *said) {
         answer_ends(c); /* no stop string goes on behind a call */
         if (!stream) {
             nmk_reply_choice_call(c->said, said->id, said->name);
+            if (tells_by_item(j)) attach_rest(c);
             return;
         }
         attach_rest(c);
@@ -595,6 +606,7 @@ static void on_said(void *user, const nmk_said *said) {
     case NMK_SAID_ARGUMENTS:
         if (!stream) {
             nmk_reply_choice_arguments(c->said, said->text, said->bytes);
+            if (tells_by_item(j)) attach_rest(c);
             return;
         }
         attach_rest(c);
@@ -1147,6 +1159,7 @@ static void start(job *j) {
         nmk_reply_init(&j->reply, kind, model);
     nmk_reply *reply = j->q.stream ? &j->stream.reply : &j->reply;
     reply->tokenizer = api->o.tokenizer, reply->tokens_as_ids = j->q.sampling.tokens_as_ids;
+    reply->special_tokens = !j->q.skip_special_tokens;
     reply->asked = j->q.root, reply->prompt_tokens = (int)j->prompt[0].count;
     admit(api); /* a refusal is still a plain answer */
     if (!j->r) return;

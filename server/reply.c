@@ -140,10 +140,11 @@ static void chat_token(const nmk_reply *r, int32_t id, double value, nmk_buf *ou
     nmk_buf_puts(out, "]");
 }
 
-static void chat_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, nmk_buf *out) {
-    nmk_buf_puts(out, "{\"content\":[");
+void nmk_reply_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, bool text, nmk_buf *out) {
     for (int i = 0; i < count; i++) {
         const nmk_logprobs *l = &list[i].likely;
+        if (text && r->tokenizer && !r->special_tokens && nmk_tokenizer_is_special(r->tokenizer, list[i].token))
+            continue;
         comma(out);
         nmk_buf_puts(out, "{");
         chat_token(r, list[i].token, l->chosen, out);
@@ -157,6 +158,11 @@ static void chat_logprobs(const nmk_reply *r, const nmk_logprob *list, int count
         }
         nmk_buf_puts(out, "]}");
     }
+}
+
+static void chat_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, nmk_buf *out) {
+    nmk_buf_puts(out, "{\"content\":[");
+    nmk_reply_logprobs(r, list, count, false, out);
     nmk_buf_puts(out, "],\"refusal\":null}");
 }
 
@@ -334,10 +340,15 @@ void nmk_reply_choice_arguments(nmk_reply_choice *c, const char *text, size_t by
     nmk_buf_add(&last_item(c)->text, text, bytes);
 }
 
+void nmk_reply_choice_logprobs(const nmk_reply *r, nmk_reply_choice *c, const nmk_logprob *list, int count) {
+    nmk_reply_item *item = last_item(c);
+    if (item && item->kind == NMK_ITEM_TEXT) nmk_reply_logprobs(r, list, count, true, &item->logprobs);
+}
+
 void nmk_reply_choice_free(nmk_reply_choice *c) {
     for (int i = 0; i < c->count; i++) {
         free(c->item[i].name);
-        nmk_buf_free(&c->item[i].text);
+        nmk_buf_free(&c->item[i].text), nmk_buf_free(&c->item[i].logprobs);
     }
     free(c->item);
     *c = (nmk_reply_choice){0};
@@ -430,7 +441,6 @@ static void chunk_begin(const nmk_stream *s, int choice, nmk_buf *out) {
 
 static void chunk_end(nmk_stream *s, nmk_ended ended, nmk_buf *out) {
     member_logprobs(&s->reply, s->logprob_count ? s->logprob : NULL, s->logprob_count, out);
-    s->logprob_count = 0;
     member_ended(ended, out);
     nmk_buf_puts(out, "}]}\n\n");
 }
@@ -580,7 +590,11 @@ static void grow(nmk_stream *s, int choice, nmk_item_kind kind, const char *text
         if (view->begin) view->begin(s, choice, last_item(c), c->count - 1, out);
     }
     view->grow(s, choice, last_item(c), c->count - 1, text, bytes, out);
-    if (view->keeps) nmk_buf_add(&last_item(c)->text, text, bytes);
+    if (view->keeps) {
+        nmk_buf_add(&last_item(c)->text, text, bytes);
+        nmk_reply_choice_logprobs(&s->reply, c, s->logprob, s->logprob_count);
+    }
+    s->logprob_count = 0;
 }
 
 void nmk_stream_content(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
@@ -599,6 +613,7 @@ void nmk_stream_call(nmk_stream *s, int choice, const char *id, const char *name
     end_item(s, view, choice, out);
     nmk_reply_choice_call(c, id, name);
     view->begin(s, choice, last_item(c), c->count - 1, out);
+    s->logprob_count = 0;
 }
 
 void nmk_stream_arguments(nmk_stream *s, int choice, const char *text, size_t bytes, nmk_buf *out) {
@@ -612,6 +627,7 @@ void nmk_stream_finish(nmk_stream *s, int choice, nmk_ended ended, const char *s
     c->ended = ended, c->stop = stop, c->stop_bytes = stop_bytes;
     end_item(s, view, choice, out);
     if (view->finish) view->finish(s, choice, ended, out);
+    s->logprob_count = 0;
     s->state[choice] = ENDED;
 }
 

@@ -62,8 +62,9 @@ typedef struct {
  *
  * As with vLLM every generated token counts, once and in order: those of reasoning and of calls, markers, those that a
  * stop string is made of, and the stop id at the end.  So there are as many as usage.completion_tokens; only
- * include_reasoning = false takes those of the reasoning out.  A token whose text is held back (a character in parts,
- * what may begin a stop string, a citation) goes with the chunk that ends its text, or with the finish chunk. */
+ * include_reasoning = false takes those of the reasoning out, and a response tells those of its text alone.  A token
+ * whose text is held back (a character in parts, what may begin a stop string, a citation) goes with the chunk that
+ * ends its text, or with the finish chunk. */
 typedef struct {
     int32_t token;
     bool first;          /* of a prompt: nothing came before it, so it has no likelihood */
@@ -79,6 +80,7 @@ typedef struct {
     const char *model;              /* stays the caller's */
     const nmk_tokenizer *tokenizer; /* of logprobs: the text of tokens; NULL: they go by their ids */
     bool tokens_as_ids;             /* tokens of logprobs are called token_id:N */
+    bool special_tokens;            /* the text has those of special tokens too */
     struct json_object *asked;      /* the request, of which a response says much again; the caller's; NULL: nothing */
     int prompt_tokens;              /* which a message says before usage is known */
 } nmk_reply;
@@ -96,6 +98,7 @@ typedef struct {
     char *name;            /* of a call */
     int call;              /* which of the calls it is */
     nmk_buf text;          /* of a call: its arguments */
+    nmk_buf logprobs;      /* of a text, where an API tells them by item: JSON objects with commas between them */
 } nmk_reply_item;
 
 /* One choice as it grows.  Zeroed is empty. */
@@ -116,6 +119,8 @@ void nmk_reply_choice_text(nmk_reply_choice *c, nmk_item_kind kind, const char *
 /* id: as minted; every call gets its arguments before the next item begins. */
 void nmk_reply_choice_call(nmk_reply_choice *c, const char *id, const char *name);
 void nmk_reply_choice_arguments(nmk_reply_choice *c, const char *text, size_t bytes);
+/* Of a response: tokens whose text ends in what is the last item now.  An item of text keeps them, but for markers. */
+void nmk_reply_choice_logprobs(const nmk_reply *r, nmk_reply_choice *c, const nmk_logprob *list, int count);
 void nmk_reply_choice_free(nmk_reply_choice *c); /* leaves it empty */
 
 /* Every choice has ended; of a response or message there is one. */

@@ -15,11 +15,21 @@ static void item_id(const nmk_reply *r, nmk_item_kind kind, int index, char id[N
     snprintf(id, NMK_ID_BYTES + 16, "%s_%s%d", prefix[kind], own ? own + 1 : r->id, index);
 }
 
-static void part(nmk_item_kind kind, const char *text, size_t bytes, nmk_buf *out) {
+static void member_logprobs(const nmk_buf *logprobs, nmk_buf *out) {
+    member("logprobs", out);
+    nmk_buf_puts(out, "[");
+    nmk_buf_add(out, logprobs->data, logprobs->length);
+    nmk_buf_puts(out, "]");
+}
+
+static void part(nmk_item_kind kind, const nmk_buf *text, const nmk_buf *logprobs, nmk_buf *out) {
     nmk_buf_puts(out, "{");
     member_string("type", kind == NMK_ITEM_TEXT ? "output_text" : "reasoning_text", out);
-    member_text("text", text, bytes, out);
-    if (kind == NMK_ITEM_TEXT) nmk_buf_puts(out, ",\"annotations\":[],\"logprobs\":[]");
+    member_text("text", text->data, text->length, out);
+    if (kind == NMK_ITEM_TEXT) {
+        nmk_buf_puts(out, ",\"annotations\":[]");
+        member_logprobs(logprobs, out);
+    }
     nmk_buf_puts(out, "}");
 }
 
@@ -42,7 +52,7 @@ static void write_item(const nmk_reply *r, const nmk_reply_item *item, int index
     }
     if (item->kind != NMK_ITEM_CALL) {
         nmk_buf_puts(out, ",\"content\":[");
-        if (!empty) part(item->kind, item->text.data, item->text.length, out);
+        if (!empty) part(item->kind, &item->text, &item->logprobs, out);
         nmk_buf_puts(out, "]");
     }
     member_string("status", status, out);
@@ -115,6 +125,7 @@ static void response(const nmk_reply *r, const nmk_reply_choice *c, const char *
     again(r, "text", "{\"format\":{\"type\":\"text\"}}", out);
     again(r, "tool_choice", "\"auto\"", out);
     again(r, "tools", "[]", out);
+    again(r, "top_logprobs", "0", out);
     again(r, "top_p", "null", out);
     nmk_buf_puts(out, ",\"truncation\":\"disabled\"");
     member_usage(usage, out);
@@ -173,12 +184,13 @@ static void open_stream(nmk_stream *s, int choice, nmk_buf *out) {
 }
 
 static void begin(nmk_stream *s, int choice, const nmk_reply_item *item, int index, nmk_buf *out) {
+    static const nmk_buf nothing;
     (void)choice;
     item_event(s, "response.output_item.added", item, index, "in_progress", out);
     if (item->kind == NMK_ITEM_CALL) return;
     within_begin(s, "response.content_part.added", item, index, out);
     member("part", out);
-    part(item->kind, "", 0, out);
+    part(item->kind, &nothing, &nothing, out);
     event_end(out);
 }
 
@@ -189,7 +201,12 @@ static void grow(nmk_stream *s, int choice, const nmk_reply_item *item, int inde
     (void)choice;
     within_begin(s, types[item->kind], item, index, out);
     member_text("delta", text, bytes, out);
-    if (item->kind == NMK_ITEM_TEXT) nmk_buf_puts(out, ",\"logprobs\":[]");
+    if (item->kind == NMK_ITEM_TEXT) {
+        nmk_buf logprobs = {0};
+        nmk_reply_logprobs(&s->reply, s->logprob, s->logprob_count, true, &logprobs);
+        member_logprobs(&logprobs, out);
+        nmk_buf_free(&logprobs);
+    }
     event_end(out);
 }
 
@@ -200,12 +217,12 @@ static void end(nmk_stream *s, int choice, const nmk_reply_item *item, int index
     within_begin(s, types[item->kind], item, index, out);
     if (call) member_string("name", item->name, out);
     member_text(call ? "arguments" : "text", item->text.data, item->text.length, out);
-    if (item->kind == NMK_ITEM_TEXT) nmk_buf_puts(out, ",\"logprobs\":[]");
+    if (item->kind == NMK_ITEM_TEXT) member_logprobs(&item->logprobs, out);
     event_end(out);
     if (!call) {
         within_begin(s, "response.content_part.done", item, index, out);
         member("part", out);
-        part(item->kind, item->text.data, item->text.length, out);
+        part(item->kind, &item->text, &item->logprobs, out);
         event_end(out);
     }
     item_event(s, "response.output_item.done", item, index,

@@ -555,8 +555,7 @@ static const field fields[] = {
     {"best_of",               TEXT,     INT, 1, MOST_CHOICES,     0, J(best_of)},
 
     {"logprobs",              CHAT,     BOOL,      0,        1,   0, J(chat_logprobs)},
-    {"top_logprobs",          CHAT,     INT,       0,  INT_MAX,  -1, J(top_logprobs)},
-    {"top_logprobs",          RESP,     SHAPE,     .take = refuse_some},
+    {"top_logprobs",     CHAT|RESP,     INT,       0,  INT_MAX,  -1, J(top_logprobs)},
     {"logprobs",              TEXT,     INT,       0,  INT_MAX,  -1, J(text_logprobs)},
     {"return_tokens_as_token_ids", CHAT|TEXT, BOOL,      0,        1,   0, S(tokens_as_ids)},
     {"prompt_logprobs",   CHAT|TEXT,    INT,       0,  INT_MAX,  -1, S(prompt_logprobs)},
@@ -734,9 +733,9 @@ int nmk_request_defaults(nmk_request_limits *l, struct json_object *generation_c
 /* ---------------------------------------------------------------- a request */
 
 static int check_logprobs(job *j) {
-    bool chat = j->r->body == NMK_BODY_CHAT;
+    bool response = j->r->body == NMK_BODY_RESPONSE, chat = response || j->r->body == NMK_BODY_CHAT;
     const char *name = chat ? "top_logprobs" : "logprobs";
-    if (j->top_logprobs > 0 && !j->chat_logprobs)
+    if (j->top_logprobs > 0 && !j->chat_logprobs && !response) /* whose `include` says it */
         return invalid(j, "top_logprobs", "'logprobs' must be true when 'top_logprobs' is given");
     int wanted = !chat ? j->text_logprobs : !j->chat_logprobs ? -1 : j->top_logprobs < 0 ? 0 : j->top_logprobs;
     if (wanted > j->limits->max_logprobs)

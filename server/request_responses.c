@@ -252,14 +252,14 @@ int nmk_responses_text(job *j, const char *name, struct json_object *v) {
     return nmk_request_take(j, "response_format", framed);
 }
 
-/* What more is to be said: of what nobody here does there is nothing, and reasoning is never encrypted. */
+/* What more is to be said: log-probabilities; of what nobody here does there is nothing, and reasoning is never
+ * encrypted. */
 int nmk_responses_include(job *j, const char *name, struct json_object *v) {
     if (!is(v, json_type_array)) return wrong_type(j, name, "an array of strings", v);
     for (size_t i = 0; i < length(v); i++) {
         const char *what = c_string(at(v, i));
         if (!what) return wrong_type(j, name, "an array of strings", at(v, i));
-        if (!strcmp(what, "message.output_text.logprobs"))
-            return unsupported(j, name, "log-probabilities are at /v1/chat/completions");
+        if (!strcmp(what, "message.output_text.logprobs")) j->chat_logprobs = true;
     }
     return 0;
 }

@@ -214,9 +214,10 @@ static void seeds(void) {
         "POST /v1/completions\n{\"prompt\":[\"a\",[5,6]],\"echo\":true,\"logprobs\":2,\"max_tokens\":3}" SAY " 1 2 3 4",
         "POST /v1/completions\n{\"prompt\":\"a\",\"stream\":true,\"prompt_logprobs\":1,\"stop_token_ids\":[80],\"return_tokens_as_token_ids\":true}" SAY
         " b\xc3\xa9\x61",
-        "POST /v1/responses\n{\"input\":\"Hi\",\"stream\":true,\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"parameters\":{}}]}" SAY
+        "POST /v1/responses\n{\"input\":\"Hi\",\"stream\":true,\"include\":[\"message.output_text.logprobs\"],\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"parameters\":{}}]}" SAY
             ACT,
-        "POST /v1/responses\n{\"input\":\"Hi\",\"instructions\":\"I\",\"max_output_tokens\":9}" SAY ANSWER,
+        "POST /v1/responses\n{\"input\":\"Hi\",\"instructions\":\"I\",\"include\":[\"message.output_text.logprobs\"],\"top_logprobs\":2,\"max_output_tokens\":9}" SAY
+            ANSWER,
         "POST /v1/responses\n{\"input\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"stream\":true,\"text\":{\"format\":{\"type\":\"json_object\"}}}" SAY
             ANSWER,
         "POST /v1/messages\n{\"max_tokens\":50," HI

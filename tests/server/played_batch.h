@@ -88,6 +88,22 @@ __attribute__((unused)) static void say_likely(int id, const nmk_ids *ids, size_
     }
 }
 
+/* The tokens that an answer's logprobs name, one after the other; the values are -n / 16 from `first` on. */
+__attribute__((unused)) static bool likely_are(struct json_object *content, nmk_buf *text, int first,
+                                               int alternatives) {
+    bool good = json_object_is_type(content, json_type_array);
+    for (size_t i = 0; good && i < json_object_array_length(content); i++) {
+        struct json_object *one = json_object_array_get_idx(content, i), *top = at(one, "top_logprobs");
+        struct json_object *bytes = at(one, "bytes");
+        good &= json_object_get_double(at(one, "logprob")) == -(double)(first + (int)i) / 16;
+        good &= (int)json_object_array_length(top) == alternatives;
+        if (alternatives > 0) good &= !strcmp(text_at(top, "0.token"), text_at(one, "token"));
+        for (size_t k = 0; k < json_object_array_length(bytes); k++)
+            nmk_buf_add(text, (char[]){(char)json_object_get_int(json_object_array_get_idx(bytes, k))}, 1);
+    }
+    return good;
+}
+
 __attribute__((unused)) static nmk_ids ids_of(const char *text) {
     nmk_ids ids = {0};
     nmk_err e;

@@ -99,6 +99,91 @@ static void test_stream(void) {
     reply_free(&r);
 }
 
+/* The value of `name` in the data of every event of a type, in a list; the caller puts it away. */
+static struct json_object *of_events(const char *body, const char *type, const char *name) {
+    struct json_object *all = json_object_new_array();
+    char *begins = xasprintf("event: %s\ndata: ", type);
+    for (const char *p = strstr(body, begins); p; p = strstr(p + 1, begins)) {
+        nmk_err e;
+        const char *data = p + strlen(begins), *stop = strstr(data, "\n\n");
+        struct json_object *v = nmk_json_parse(data, (size_t)(stop - data), &e);
+        json_object_array_add(all, json_object_get(at(v, name)));
+        json_object_put(v);
+    }
+    free(begins);
+    return all;
+}
+
+/* The answer when the model says that, with log-probabilities. */
+static reply ask_likely(const char *body, const char *said, nmk_batch_end how) {
+    int id = submits + 1, fd = begin(PATH, body, id);
+    nmk_ids ids = ids_of(said);
+    say_likely(id, &ids, 0, ids.count);
+    end(id, how, NULL);
+    nmk_ids_free(&ids);
+    return reply_read(fd);
+}
+
+#define LIKELY "\"include\":[\"reasoning.encrypted_content\",\"message.output_text.logprobs\"],\"top_logprobs\":2"
+
+/* Of the text alone: neither those of reasoning and calls nor markers. */
+static void test_logprobs(void) {
+    static const char before[] = "I think.<|END_THINKING|><|START_TEXT|>", text[] = "It is \xf0\x9f\x98\x80 here.";
+    nmk_buf bytes = {0};
+    nmk_ids ids = ids_of(before);
+    int first = (int)ids.count;
+    char *said = xasprintf("%s%s<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {}}]<|END_ACTION|>"
+                           "<|END_OF_TURN_TOKEN|>",
+                           before, text);
+    reply r = ask_likely("{\"input\":\"hi\"," TOOLS "," LIKELY "}", said, NMK_BATCH_STOP);
+    struct json_object *content = at(r.json, "output.1.content.0");
+    bool good = likely_are(at(content, "logprobs"), &bytes, first, 2);
+    check(good && !strcmp(text_at(content, "text"), text) && bytes.length == strlen(text) &&
+              !memcmp(bytes.data, text, bytes.length) && int_at(r.json, "top_logprobs") == 2,
+          "a response's logprobs are those of its text", "%s", r.body);
+    char *more = xasprintf("{\"input\":\"on\",\"previous_response_id\":\"%s\"}", text_at(r.json, "id"));
+    reply_free(&r);
+    nmk_buf prompt;
+    r = ask(more, "x", NMK_BATCH_LENGTH, &prompt);
+    check(strstr(prompt.data, text) && !strstr(prompt.data, "logprob"), "it is gone on with", "%s", prompt.data);
+    free(more), nmk_buf_free(&prompt), reply_free(&r);
+
+    r = ask_likely("{\"stream\":true,\"input\":\"hi\"," TOOLS "," LIKELY "}", said, NMK_BATCH_STOP);
+    struct json_object *deltas = of_events(r.body, "response.output_text.delta", "logprobs"),
+                       *part = of_events(r.body, "response.content_part.done", "part.logprobs"),
+                       *done = of_events(r.body, "response.output_text.done", "logprobs"),
+                       *whole = of_events(r.body, "response.completed", "response.output.1.content.0.logprobs");
+    struct json_object *all = json_object_new_array();
+    for (size_t i = 0; i < json_object_array_length(deltas); i++) {
+        struct json_object *one = json_object_array_get_idx(deltas, i);
+        for (size_t k = 0; k < json_object_array_length(one); k++)
+            json_object_array_add(all, json_object_get(json_object_array_get_idx(one, k)));
+    }
+    bytes.length = 0;
+    good = json_object_array_length(deltas) > 2 && likely_are(all, &bytes, first, 2);
+    check(good && bytes.length == strlen(text) && !memcmp(bytes.data, text, bytes.length),
+          "a stream's come with the text that they are of", "%s", r.body);
+    check(json_object_equal(at(done, "0"), all) && json_object_equal(at(whole, "0"), all) &&
+              json_object_equal(json_object_array_get_idx(part, json_object_array_length(part) - 1), all),
+          "and once more at its end", "%s", r.body);
+    json_object_put(deltas), json_object_put(part), json_object_put(done), json_object_put(whole);
+    json_object_put(all), reply_free(&r), free(said), nmk_ids_free(&ids);
+
+    bytes.length = 0;
+    r = ask_likely("{\"input\":\"hi\",\"stop\":\" here\",\"include\":[\"message.output_text.logprobs\"]}",
+                   "<|END_THINKING|><|START_TEXT|>It is here.", NMK_BATCH_CANCEL);
+    good = likely_are(at(r.json, "output.0.content.0.logprobs"), &bytes, 2, 0);
+    check(good && bytes.length == 5 && !memcmp(bytes.data, "It is", 5), "none of a stop string, no alternatives", "%s",
+          r.body);
+    reply_free(&r), nmk_buf_free(&bytes);
+
+    r = ask("{\"input\":\"hi\",\"top_logprobs\":3}", "<|END_THINKING|><|START_TEXT|>a", NMK_BATCH_LENGTH, NULL);
+    check(r.status == 200 && json_object_array_length(at(r.json, "output.0.content.0.logprobs")) == 0 &&
+              !submitted[submits - 1].sampler.logprobs,
+          "top_logprobs alone asks for none", "%s", r.body);
+    reply_free(&r);
+}
+
 /* The id of the response in an answer. */
 static char *id_of(const reply *r) { return xstrdup(text_at(r->json, "id")); }
 
@@ -211,9 +296,10 @@ static void test_refused(void) {
         {"{\"input\":\"a\",\"reasoning\":{\"effort\":\"great\"}}", "reasoning.effort", "invalid_value"},
         {"{\"input\":\"a\",\"reasoning\":{\"summary\":7}}", "reasoning.summary", "invalid_type"},
         {"{\"input\":\"a\",\"reasoning\":{\"max_tokens\":0}}", "reasoning.max_tokens", "invalid_value"},
-        {"{\"input\":\"a\",\"include\":[\"message.output_text.logprobs\"]}", "include", "unsupported_parameter"},
+        {"{\"input\":\"a\",\"include\":[7]}", "include", "invalid_type"},
         {"{\"input\":\"a\",\"include\":\"x\"}", "include", "invalid_type"},
-        {"{\"input\":\"a\",\"top_logprobs\":3}", "top_logprobs", "unsupported_parameter"},
+        {"{\"input\":\"a\"," LIKELY "1}", "top_logprobs", "invalid_value"},
+        {"{\"input\":\"a\",\"top_logprobs\":-1}", "top_logprobs", "invalid_value"},
         {"{\"input\":\"a\",\"truncation\":\"some\"}", "truncation", "invalid_value"},
         {"{\"input\":\"a\",\"background\":true}", "background", "unsupported_parameter"},
         {"{\"input\":\"a\",\"conversation\":\"c\"}", "conversation", "unsupported_parameter"},
@@ -279,6 +365,7 @@ int main(void) {
     test_items();
     test_whole();
     test_stream();
+    test_logprobs();
     test_kept();
     test_refused();
     play_end(&o);
