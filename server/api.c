@@ -511,10 +511,11 @@ static void *work(void *ctx) {
 /* ---------------------------------------------------------------- what the model says */
 
 /* The tokens that may go out, all or those whose text has, go with the chunk that comes next; of a whole response, with
- * the item that is the last one. */
+ * the item that is the last one.  Other whole answers tell of all their tokens at once. */
 static void attach(choice *c, bool all) {
     job *j = c->job;
     int n = 0;
+    if (!j->q.stream && j->q.body != NMK_BODY_RESPONSE) return;
     while (c->sent + n < c->likely_count && (all || c->end[c->sent + n] <= c->out)) n++;
     if (n && j->q.stream)
         nmk_stream_logprobs(&j->stream, c->likely + c->sent, n);
@@ -522,9 +523,6 @@ static void attach(choice *c, bool all) {
         nmk_reply_choice_logprobs(&j->reply, c->said, c->likely + c->sent, n);
     c->sent += n;
 }
-
-/* Whole answers but responses tell of all their tokens at once. */
-static bool tells_by_item(const job *j) { return !j->q.stream && j->q.body == NMK_BODY_RESPONSE; }
 
 /* The newest token's text is in. */
 static void set_end(choice *c) {
@@ -541,13 +539,9 @@ static void attach_rest(choice *c) {
 static void say_text(choice *c, const char *text, size_t bytes) {
     job *j = c->job;
     if (!bytes) return;
-    if (!j->q.stream) {
-        nmk_reply_choice_text(c->said, NMK_ITEM_TEXT, text, bytes);
-        if (tells_by_item(j)) attach(c, false);
-        return;
-    }
+    if (!j->q.stream) nmk_reply_choice_text(c->said, NMK_ITEM_TEXT, text, bytes);
     attach(c, false);
-    nmk_stream_content(&j->stream, c->index, text, bytes, &j->out);
+    if (j->q.stream) nmk_stream_content(&j->stream, c->index, text, bytes, &j->out);
 }
 
 static size_t characters(const char *text, size_t bytes) {
@@ -585,32 +579,20 @@ static void on_said(void *user, const nmk_said *said) {
     case NMK_SAID_ANSWER: answer(c, said->text, said->bytes); return;
     case NMK_SAID_REASONING:
         if (!j->q.include_reasoning) return;
-        if (!stream) {
-            nmk_reply_choice_text(c->said, NMK_ITEM_REASONING, said->text, said->bytes);
-            if (tells_by_item(j)) attach_rest(c);
-            return;
-        }
+        if (!stream) nmk_reply_choice_text(c->said, NMK_ITEM_REASONING, said->text, said->bytes);
         attach_rest(c);
-        nmk_stream_reasoning(&j->stream, c->index, said->text, said->bytes, &j->out);
+        if (stream) nmk_stream_reasoning(&j->stream, c->index, said->text, said->bytes, &j->out);
         return;
     case NMK_SAID_CALL:
         answer_ends(c); /* no stop string goes on behind a call */
-        if (!stream) {
-            nmk_reply_choice_call(c->said, said->id, said->name);
-            if (tells_by_item(j)) attach_rest(c);
-            return;
-        }
+        if (!stream) nmk_reply_choice_call(c->said, said->id, said->name);
         attach_rest(c);
-        nmk_stream_call(&j->stream, c->index, said->id, said->name, &j->out);
+        if (stream) nmk_stream_call(&j->stream, c->index, said->id, said->name, &j->out);
         return;
     case NMK_SAID_ARGUMENTS:
-        if (!stream) {
-            nmk_reply_choice_arguments(c->said, said->text, said->bytes);
-            if (tells_by_item(j)) attach_rest(c);
-            return;
-        }
+        if (!stream) nmk_reply_choice_arguments(c->said, said->text, said->bytes);
         attach_rest(c);
-        nmk_stream_arguments(&j->stream, c->index, said->text, said->bytes, &j->out);
+        if (stream) nmk_stream_arguments(&j->stream, c->index, said->text, said->bytes, &j->out);
         return;
     case NMK_SAID_CALL_END: return;
     }
