@@ -140,7 +140,9 @@ static void chat_token(const nmk_reply *r, int32_t id, double value, nmk_buf *ou
     nmk_buf_puts(out, "]");
 }
 
-void nmk_reply_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, bool text, nmk_buf *out) {
+/* Tokens with the most likely ones, as chat completions and responses have them: objects with commas between them.
+ * text: those alone that the answer's text has. */
+static void token_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, bool text, nmk_buf *out) {
     for (int i = 0; i < count; i++) {
         const nmk_logprobs *l = &list[i].likely;
         if (text && r->tokenizer && !r->special_tokens && nmk_tokenizer_is_special(r->tokenizer, list[i].token))
@@ -162,7 +164,7 @@ void nmk_reply_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, 
 
 static void chat_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, nmk_buf *out) {
     nmk_buf_puts(out, "{\"content\":[");
-    nmk_reply_logprobs(r, list, count, false, out);
+    token_logprobs(r, list, count, false, out);
     nmk_buf_puts(out, "],\"refusal\":null}");
 }
 
@@ -342,7 +344,9 @@ void nmk_reply_choice_arguments(nmk_reply_choice *c, const char *text, size_t by
 
 void nmk_reply_choice_logprobs(const nmk_reply *r, nmk_reply_choice *c, const nmk_logprob *list, int count) {
     nmk_reply_item *item = last_item(c);
-    if (item && item->kind == NMK_ITEM_TEXT) nmk_reply_logprobs(r, list, count, true, &item->logprobs);
+    if (!item || item->kind != NMK_ITEM_TEXT) return;
+    item->told_logprobs = item->logprobs.length;
+    token_logprobs(r, list, count, true, &item->logprobs);
 }
 
 void nmk_reply_choice_free(nmk_reply_choice *c) {
@@ -589,11 +593,9 @@ static void grow(nmk_stream *s, int choice, nmk_item_kind kind, const char *text
         new_item(c, kind);
         if (view->begin) view->begin(s, choice, last_item(c), c->count - 1, out);
     }
+    if (view->keeps) nmk_reply_choice_logprobs(&s->reply, c, s->logprob, s->logprob_count);
     view->grow(s, choice, last_item(c), c->count - 1, text, bytes, out);
-    if (view->keeps) {
-        nmk_buf_add(&last_item(c)->text, text, bytes);
-        nmk_reply_choice_logprobs(&s->reply, c, s->logprob, s->logprob_count);
-    }
+    if (view->keeps) nmk_buf_add(&last_item(c)->text, text, bytes);
     s->logprob_count = 0;
 }
 

@@ -99,6 +99,7 @@ typedef struct {
     int call;              /* which of the calls it is */
     nmk_buf text;          /* of a call: its arguments */
     nmk_buf logprobs;      /* of a text, where an API tells them by item: JSON objects with commas between them */
+    size_t told_logprobs;  /* bytes of them that were there before the newest came */
 } nmk_reply_item;
 
 /* One choice as it grows.  Zeroed is empty. */

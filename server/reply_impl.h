@@ -56,10 +56,6 @@ typedef struct {
 
 extern const nmk_view nmk_view_responses, nmk_view_messages;
 
-/* Tokens with the most likely ones, as chat completions and responses have them: objects with commas between them.
- * text: those alone that the answer's text has. */
-void nmk_reply_logprobs(const nmk_reply *r, const nmk_logprob *list, int count, bool text, nmk_buf *out);
-
 /* What goes with a status when nothing else is said. */
 const char *nmk_reply_error_type(int status);
 

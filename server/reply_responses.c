@@ -15,10 +15,12 @@ static void item_id(const nmk_reply *r, nmk_item_kind kind, int index, char id[N
     snprintf(id, NMK_ID_BYTES + 16, "%s_%s%d", prefix[kind], own ? own + 1 : r->id, index);
 }
 
-static void member_logprobs(const nmk_buf *logprobs, nmk_buf *out) {
+/* Those from a byte on; a comma before them goes. */
+static void member_logprobs(const nmk_buf *logprobs, size_t from, nmk_buf *out) {
+    if (from > 0 && from < logprobs->length) from++;
     member("logprobs", out);
     nmk_buf_puts(out, "[");
-    nmk_buf_add(out, logprobs->data, logprobs->length);
+    if (from < logprobs->length) nmk_buf_add(out, logprobs->data + from, logprobs->length - from);
     nmk_buf_puts(out, "]");
 }
 
@@ -28,7 +30,7 @@ static void part(nmk_item_kind kind, const nmk_buf *text, const nmk_buf *logprob
     member_text("text", text->data, text->length, out);
     if (kind == NMK_ITEM_TEXT) {
         nmk_buf_puts(out, ",\"annotations\":[]");
-        member_logprobs(logprobs, out);
+        member_logprobs(logprobs, 0, out);
     }
     nmk_buf_puts(out, "}");
 }
@@ -201,12 +203,7 @@ static void grow(nmk_stream *s, int choice, const nmk_reply_item *item, int inde
     (void)choice;
     within_begin(s, types[item->kind], item, index, out);
     member_text("delta", text, bytes, out);
-    if (item->kind == NMK_ITEM_TEXT) {
-        nmk_buf logprobs = {0};
-        nmk_reply_logprobs(&s->reply, s->logprob, s->logprob_count, true, &logprobs);
-        member_logprobs(&logprobs, out);
-        nmk_buf_free(&logprobs);
-    }
+    if (item->kind == NMK_ITEM_TEXT) member_logprobs(&item->logprobs, item->told_logprobs, out);
     event_end(out);
 }
 
@@ -217,7 +214,7 @@ static void end(nmk_stream *s, int choice, const nmk_reply_item *item, int index
     within_begin(s, types[item->kind], item, index, out);
     if (call) member_string("name", item->name, out);
     member_text(call ? "arguments" : "text", item->text.data, item->text.length, out);
-    if (item->kind == NMK_ITEM_TEXT) member_logprobs(&item->logprobs, out);
+    if (item->kind == NMK_ITEM_TEXT) member_logprobs(&item->logprobs, 0, out);
     event_end(out);
     if (!call) {
         within_begin(s, "response.content_part.done", item, index, out);

@@ -109,21 +109,21 @@ static uint32_t hang_word(uint32_t epoch, uint32_t role, uint32_t sm, uint32_t t
 }
 
 static void run_chunk(const nmk_params *p) {
+    const uint32_t epoch = (uint32_t)p->epoch;
     const int32_t *chunk = (const int32_t *)(uintptr_t)p->control, tokens = chunk[0], spans = chunk[1];
     const nmk_span *span = (const nmk_span *)(uintptr_t)(p->control + nmk_prefill->chunk_spans_at);
     const int32_t *token = (const int32_t *)(uintptr_t)(p->control + nmk_prefill->chunk_tokens_at);
     uint32_t *abort_flag = (uint32_t *)(uintptr_t)p->abort, *counters = (uint32_t *)(uintptr_t)p->counters;
     steps_run++, queued_steps--;
     if (*abort_flag) return;
-    if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
+    if (steps_run == fake.hang_at || counters[0] != epoch - 1) {
         nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
-        *abort_flag = hang_word((uint32_t)p->epoch, 1, 17, !fake.silent);
+        *abort_flag = hang_word(epoch, 1, 17, !fake.silent);
         if (!fake.silent)
-            h[9] =
-                (nmk_hang){.word = hang_word((uint32_t)p->epoch, 1, 17, 1), .counter = 0, .expected = 132, .got = 131};
+            h[9] = (nmk_hang){.word = hang_word(epoch, 1, 17, 1), .counter = 0, .expected = 132, .got = 131};
         return;
     }
-    counters[0] = (uint32_t)p->epoch;
+    counters[0] = epoch;
     const double ms = fake_ms(span, spans);
     fake_now_ms += ms;
     const int n = seen_chunks;
@@ -165,6 +165,7 @@ static int32_t masked_token(const nmk_params *p, int c) {
 }
 
 static void run_step(const nmk_params *p) {
+    const uint32_t epoch = (uint32_t)p->epoch;
     uint32_t *abort_flag = (uint32_t *)(uintptr_t)p->abort, *counters = (uint32_t *)(uintptr_t)p->counters;
     nmk_control *control = (nmk_control *)(uintptr_t)p->control;
     int32_t *out = (int32_t *)(uintptr_t)p->out + p->out_row * NMK_COLUMNS;
@@ -175,21 +176,19 @@ static void run_step(const nmk_params *p) {
     nmk_hang *h = (nmk_hang *)(uintptr_t)p->hang;
     if (*abort_flag) { /* who waits long sees it, and leaves a record too, here for an earlier counter */
         if (!fake.silent && !h[6].word)
-            h[6] =
-                (nmk_hang){.word = hang_word((uint32_t)p->epoch, 2, 1, 4), .counter = 1, .expected = 792, .got = 528};
+            h[6] = (nmk_hang){.word = hang_word(epoch, 2, 1, 4), .counter = 1, .expected = 792, .got = 528};
         return;
     }
-    if (steps_run == fake.hang_at || counters[0] != (uint32_t)p->epoch - 1) {
-        *abort_flag = fake.silent ? hang_word((uint32_t)p->epoch, 3, 17, 0) : hang_word((uint32_t)p->epoch, 1, 16, 5);
+    if (steps_run == fake.hang_at || counters[0] != epoch - 1) {
+        *abort_flag = fake.silent ? hang_word(epoch, 3, 17, 0) : hang_word(epoch, 1, 16, 5);
         for (int c = 0; c < NMK_COLUMNS; c++) out[c] = -2;
         if (fake.silent) return;
         /* a victim of the wait, then the wait */
-        h[3] = (nmk_hang){.word = hang_word((uint32_t)p->epoch, 1, 16, 5), .counter = 4, .expected = 128, .got = 127};
-        h[9] = (nmk_hang){
-            .word = hang_word((uint32_t)p->epoch, 1, 17, 3), .counter = 2, .expected = 264, .got = counters[0]};
+        h[3] = (nmk_hang){.word = hang_word(epoch, 1, 16, 5), .counter = 4, .expected = 128, .got = 127};
+        h[9] = (nmk_hang){.word = hang_word(epoch, 1, 17, 3), .counter = 2, .expected = 264, .got = counters[0]};
         return;
     }
-    counters[0] = (uint32_t)p->epoch;
+    counters[0] = epoch;
     times[0] = (uint64_t)(1e6 * fake_now_ms) + 1;
     fake_now_ms += fake_ms(NULL, 0);
     times[1] = (uint64_t)(1e6 * fake_now_ms) + 1;

@@ -8,12 +8,15 @@
 #define CALL                                                                                                   \
     "I call.<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": " \
     "{\"a\": [1, 2.50]}}]<|END_ACTION|><|END_OF_TURN_TOKEN|>"
-/* The answer to a body when the model says that; `prompt` (or NULL) gets what the model was asked. */
+/* The answer to a body when the model says that, with log-probabilities where they are asked for; `prompt` (or NULL) gets
+ * what the model was asked. */
 static reply ask(const char *body, const char *said, nmk_batch_end how, nmk_buf *prompt) {
     int id = submits + 1, fd = begin(PATH, body, id);
+    nmk_ids ids = ids_of(said);
     if (prompt) *prompt = prompt_of(id);
-    say(id, said);
+    submitted[id - 1].sampler.logprobs ? say_likely(id, &ids, 0, ids.count) : say(id, said);
     end(id, how, NULL);
+    nmk_ids_free(&ids);
     return reply_read(fd);
 }
 
@@ -114,14 +117,13 @@ static struct json_object *of_events(const char *body, const char *type, const c
     return all;
 }
 
-/* The answer when the model says that, with log-probabilities. */
-static reply ask_likely(const char *body, const char *said, nmk_batch_end how) {
-    int id = submits + 1, fd = begin(PATH, body, id);
-    nmk_ids ids = ids_of(said);
-    say_likely(id, &ids, 0, ids.count);
-    end(id, how, NULL);
-    nmk_ids_free(&ids);
-    return reply_read(fd);
+/* Whether these are the log-probabilities of that text's tokens, of which the first is the nth that was said. */
+static bool tell(struct json_object *logprobs, const char *text, int nth, int alternatives) {
+    nmk_buf bytes = {0};
+    bool good = likely_are(logprobs, &bytes, nth, alternatives) && bytes.length == strlen(text) &&
+                !memcmp(bytes.data, text, bytes.length);
+    nmk_buf_free(&bytes);
+    return good;
 }
 
 #define LIKELY "\"include\":[\"reasoning.encrypted_content\",\"message.output_text.logprobs\"],\"top_logprobs\":2"
@@ -129,17 +131,15 @@ static reply ask_likely(const char *body, const char *said, nmk_batch_end how) {
 /* Of the text alone: neither those of reasoning and calls nor markers. */
 static void test_logprobs(void) {
     static const char before[] = "I think.<|END_THINKING|><|START_TEXT|>", text[] = "It is \xf0\x9f\x98\x80 here.";
-    nmk_buf bytes = {0};
     nmk_ids ids = ids_of(before);
     int first = (int)ids.count;
     char *said = xasprintf("%s%s<|END_TEXT|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {}}]<|END_ACTION|>"
                            "<|END_OF_TURN_TOKEN|>",
                            before, text);
-    reply r = ask_likely("{\"input\":\"hi\"," TOOLS "," LIKELY "}", said, NMK_BATCH_STOP);
+    reply r = ask("{\"input\":\"hi\"," TOOLS "," LIKELY "}", said, NMK_BATCH_STOP, NULL);
     struct json_object *content = at(r.json, "output.1.content.0");
-    bool good = likely_are(at(content, "logprobs"), &bytes, first, 2);
-    check(good && !strcmp(text_at(content, "text"), text) && bytes.length == strlen(text) &&
-              !memcmp(bytes.data, text, bytes.length) && int_at(r.json, "top_logprobs") == 2,
+    check(tell(at(content, "logprobs"), text, first, 2) && !strcmp(text_at(content, "text"), text) &&
+              int_at(r.json, "top_logprobs") == 2,
           "a response's logprobs are those of its text", "%s", r.body);
     char *more = xasprintf("{\"input\":\"on\",\"previous_response_id\":\"%s\"}", text_at(r.json, "id"));
     reply_free(&r);
@@ -148,7 +148,7 @@ static void test_logprobs(void) {
     check(strstr(prompt.data, text) && !strstr(prompt.data, "logprob"), "it is gone on with", "%s", prompt.data);
     free(more), nmk_buf_free(&prompt), reply_free(&r);
 
-    r = ask_likely("{\"stream\":true,\"input\":\"hi\"," TOOLS "," LIKELY "}", said, NMK_BATCH_STOP);
+    r = ask("{\"stream\":true,\"input\":\"hi\"," TOOLS "," LIKELY "}", said, NMK_BATCH_STOP, NULL);
     struct json_object *deltas = of_events(r.body, "response.output_text.delta", "logprobs"),
                        *part = of_events(r.body, "response.content_part.done", "part.logprobs"),
                        *done = of_events(r.body, "response.output_text.done", "logprobs"),
@@ -159,9 +159,7 @@ static void test_logprobs(void) {
         for (size_t k = 0; k < json_object_array_length(one); k++)
             json_object_array_add(all, json_object_get(json_object_array_get_idx(one, k)));
     }
-    bytes.length = 0;
-    good = json_object_array_length(deltas) > 2 && likely_are(all, &bytes, first, 2);
-    check(good && bytes.length == strlen(text) && !memcmp(bytes.data, text, bytes.length),
+    check(json_object_array_length(deltas) > 2 && tell(all, text, first, 2),
           "a stream's come with the text that they are of", "%s", r.body);
     check(json_object_equal(at(done, "0"), all) && json_object_equal(at(whole, "0"), all) &&
               json_object_equal(json_object_array_get_idx(part, json_object_array_length(part) - 1), all),
@@ -169,13 +167,11 @@ static void test_logprobs(void) {
     json_object_put(deltas), json_object_put(part), json_object_put(done), json_object_put(whole);
     json_object_put(all), reply_free(&r), free(said), nmk_ids_free(&ids);
 
-    bytes.length = 0;
-    r = ask_likely("{\"input\":\"hi\",\"stop\":\" here\",\"include\":[\"message.output_text.logprobs\"]}",
-                   "<|END_THINKING|><|START_TEXT|>It is here.", NMK_BATCH_CANCEL);
-    good = likely_are(at(r.json, "output.0.content.0.logprobs"), &bytes, 2, 0);
-    check(good && bytes.length == 5 && !memcmp(bytes.data, "It is", 5), "none of a stop string, no alternatives", "%s",
-          r.body);
-    reply_free(&r), nmk_buf_free(&bytes);
+    r = ask("{\"input\":\"hi\",\"stop\":\" here\",\"include\":[\"message.output_text.logprobs\"]}",
+            "<|END_THINKING|><|START_TEXT|>It is here.", NMK_BATCH_CANCEL, NULL);
+    check(tell(at(r.json, "output.0.content.0.logprobs"), "It is", 2, 0), "none of a stop string, no alternatives",
+          "%s", r.body);
+    reply_free(&r);
 
     r = ask("{\"input\":\"hi\",\"top_logprobs\":3}", "<|END_THINKING|><|START_TEXT|>a", NMK_BATCH_LENGTH, NULL);
     check(r.status == 200 && json_object_array_length(at(r.json, "output.0.content.0.logprobs")) == 0 &&
