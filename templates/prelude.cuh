@@ -813,7 +813,7 @@ struct Loader : Context {
 #pragma unroll 1
         for (int i = 0; i < count; i++, src += bytes, ahead = max(ahead - 1, 0)) {
 #pragma unroll 1
-            while (ahead < min(NMK_L2_STAGES, count - i) && !may_issue()) {
+            while (ahead < min(NMK_L2_STAGES, count - i) && !may_issue() && !gone()) {
                 if (room == 0 || (u32)clock() - last < L2_PACE) continue;
                 prefetch(src + ahead * bytes, bytes);
                 ahead++, last = clock();
@@ -852,7 +852,10 @@ struct Loader : Context {
     __device__ __forceinline__ void fetch(int b)
     {
         if (b >= NMK_MAX_TASKS / DESC_BLOCK) return;
-        if (b >= DESC_BLOCKS) wait(&s.desc_empty[b % DESC_BLOCKS], (b / DESC_BLOCKS & 1) ^ 1);
+        if (b >= DESC_BLOCKS) {
+            wait(&s.desc_empty[b % DESC_BLOCKS], (b / DESC_BLOCKS & 1) ^ 1);
+            if (gone()) return; /* fallen through: others still read what is there, and leave behind it */
+        }
         fetch_descriptors(s, p, b, policy);
     }
 };
