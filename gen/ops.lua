@@ -36,6 +36,8 @@
 --   op.early                 the parameter that says whether its struct Before is made before it waits; nil: always
 --   op.eased                 its weights stream with one stage less in flight; what the table says is op.may_ease,
 --                            `chained`: in models whose layers are one chain of exchanges, where fences wait for loads
+--   op.in_chain              the role that in such models, where it has nothing else to do, takes over from `help`, the
+--                            op's role in all others; M.settle lets roles and regions say which of the two it is
 --   op.inline                { device, reference }: the function apply(x) of an op that can be inserted where a value
 --                            is in registers; nil of all others
 --   op.points                { name =, type = }: where its own code lets such ops in, by calling at_NAME(x)
@@ -478,7 +480,7 @@ end
 
 local OP = {
   name = "string", summary = "string", pipeline = "string", points = "table", try = "table", wide = "string",
-  early = "string", claim = "string", launch = "string", eased = "boolean", chained = "boolean",
+  early = "string", claim = "string", launch = "string", eased = "boolean", chained = "boolean", in_chain = "string",
   optional = "boolean", idle = "boolean", params = "table",
   task = "table", reads = "table", writes = "table", tile = "string", wait = "string", cost = "string",
 }
@@ -625,6 +627,19 @@ function File:derive_roles(op, device)
   end
 end
 
+-- Until the op is settled, help does its work.
+function File:check_chain(op)
+  if not op.in_chain then return end
+  local roles = table.concat(keys_of(op.roles), ", ")
+  if op.in_chain ~= "compute" or roles ~= "compute, help" then
+    self:error(self:key("in_chain"), "in_chain: expected \"compute\", with sections //@device compute and " ..
+      "//@device help and no other")
+    op.in_chain = nil
+  else
+    op.roles = { help = true }
+  end
+end
+
 -- The words of a descriptor, by the op's task fields and regions.
 local function number_fields(op)
   op.fields, op.word, op.buffers = {}, {}, {}
@@ -716,7 +731,7 @@ function File:read()
   local op = {
     name = stem, file = self.name, summary = raw.summary or "", pipeline = raw.pipeline, claim = raw.claim,
     launch = raw.launch or "step", eased = raw.eased or false, may_ease = raw.eased or false,
-    chained = raw.chained or false, optional = raw.optional or false,
+    chained = raw.chained or false, in_chain = raw.in_chain, optional = raw.optional or false,
     idle = raw.idle or false, tile = raw.tile or "",
     wide = raw.wide, early = raw.early, wait = raw.wait, reads = {}, writes = {}, inline = inline, tests = tests,
     points = self:read_points(raw.points), try = self:read_try(raw.try),
@@ -747,6 +762,7 @@ function File:read()
   end
   op.task = self:read_fields("task", raw.task, taken)
   self:derive_roles(op, device)
+  self:check_chain(op)
   op.reference = reference
   if op.optional and (op.roles.load or op.roles.compute or op.roles.store) then
     self:error(self:key("optional"), "optional: only an op whose one role is help can sleep")
@@ -803,6 +819,14 @@ function M.settle(registry, claim, exchange, sequential, kept)
       end
     end
     number_fields(op)
+    if op.in_chain then
+      local chain = sequential and exchange ~= "validated"
+      local role = chain and op.in_chain or "help"
+      op.roles, op.wait, op.signal = { [role] = true }, role, role
+      for _, way in ipairs({ op.reads, op.writes }) do
+        for _, region in ipairs(way) do region.role = role end
+      end
+    end
     local writes, posted, others = 0, 0, 0
     for _, way in ipairs({ op.reads, op.writes }) do
       for _, region in ipairs(way) do
@@ -975,6 +999,9 @@ function M.table(registry)
     line("  waits    in %s", op.wait)
     if op.launch ~= "step" then
       line("  launch   %s", op.launch)
+    end
+    if op.in_chain then
+      line("  in chain by %s", op.in_chain)
     end
     if op.optional then
       line("  sleeps   unless a column wants it")

@@ -926,6 +926,14 @@ struct Consumer : Context {
         barrier_compute();
         if (warp == 0) stamp(1);
     }
+
+    /* The same by all consumers, for what they have stored themselves. */
+    __device__ __forceinline__ void signal_together(const int *d)
+    {
+        barrier_compute();
+        if (warp == 0) signal(d);
+    }
+
     /* The slot that many behind the current one. */
     __device__ __forceinline__ Slot slot_after(int count) const
     {

@@ -97,7 +97,7 @@ local function groups(used, role, instances, wide)
   local list, by_key = {}, {}
   for _, op in ipairs(used) do
     local pipeline = op.supplied[role]
-    if op.sections[role] then
+    if op.roles[role] and op.sections[role] then
       list[#list + 1] = { op, section = op.sections[role] }
     elseif pipeline then
       local key = { pipeline, op.wait }
@@ -163,6 +163,7 @@ local function emit_case(w, group, role, wide, params)
     w:line("c.wait_task(d);")
   end
   w:line(call)
+  if role == "compute" and op.signal == role then w:line("c.signal_together(d);") end
   w:line(ops.SIGNALS.step[role] and op.signal ~= role and "continue;" or ("goto %s_done;"):format(role))
   w:close()
 end

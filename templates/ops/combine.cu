@@ -1,14 +1,15 @@
 /*@op
-  name    = "combine",
-  summary = "attn = the chunks' partials of each head, merged in chunk order",
-  params  = { {"heads", "i32"}, {"kv_heads", "i32"}, {"head_dim", "i32"}, {"part_slots", "i32"} },
-  tile    = "cyclic",
-  task    = { {"first", "i32"}, {"step", "i32"}, {"end", "i32"}, {"sliding", "i32"} },
-  reads   = { {"part", "f32", role = "help", lo = "0", hi = "part_slots", awaits = true} },
-  writes  = { {"attn", "bf16", role = "help", lo = "first", hi = "end", step = "step", posts = true} },
-  cost    = "0",
+  name     = "combine",
+  summary  = "attn = the chunks' partials of each head, merged in chunk order",
+  params   = { {"heads", "i32"}, {"kv_heads", "i32"}, {"head_dim", "i32"}, {"part_slots", "i32"} },
+  tile     = "cyclic",
+  in_chain = "compute",
+  task     = { {"first", "i32"}, {"step", "i32"}, {"end", "i32"}, {"sliding", "i32"} },
+  reads    = { {"part", "f32", role = "help", lo = "0", hi = "part_slots", awaits = true} },
+  writes   = { {"attn", "bf16", role = "help", lo = "first", hi = "end", step = "step", posts = true} },
+  cost     = "0",
 @*/
-//@device help
+//@device compute
 static_assert(NMK_CHUNKS_MAX <= NMK_MAX_PARTS, "combine holds all partials of a head at once");
 constexpr int GROUP = P::heads / P::kv_heads, PAIRS = (GROUP + 1) / 2, DIM_TILES = P::head_dim / 16;
 constexpr int SLOT = DIM_TILES * 8 * PAIRS, UNITS = SLOT / 8; /* float4 of a partial, and units; see attention */
@@ -18,7 +19,7 @@ constexpr int SLOT = DIM_TILES * 8 * PAIRS, UNITS = SLOT / 8; /* float4 of a par
  * Two lanes have the same heads: where partials are many each takes maxima and sums of every other one only, and tells
  * its neighbour what they scale by.  Leaves the lane's share of o and of the sum. */
 template <int EACH>
-DEVICE void merge(Helper &c, float4 &o, float2 &sum, const float4 *from, const float4 *ml, int last, int lane)
+DEVICE void merge(Context &c, float4 &o, float2 &sum, const float4 *from, const float4 *ml, int last, int lane)
 {
     constexpr bool SHARE = EACH > 4 && (POSTED || EACH % 2 == 0); /* else one has one more, and no register for it */
     constexpr int MINE = SHARE ? (EACH + 1) / 2 : EACH;
@@ -88,15 +89,15 @@ DEVICE void merge(Helper &c, float4 &o, float2 &sum, const float4 *from, const f
     if constexpr (SHARE) sum.x += __shfl_xor_sync(~0u, sum.x, 1), sum.y += __shfl_xor_sync(~0u, sum.y, 1);
 }
 
-/* A unit is (column, kv head, 8 float4 of a partial). */
-DEVICE void help(Helper &c, const Task &t)
+/* By a warp.  A unit is (column, kv head, 8 float4 of a partial). */
+DEVICE void merge_units(Context &c, const Task &t, int first, int step)
 {
     const Shared &s = c.s;
     const int kind = t.sliding, lane = c.lane, p = lane >> 3, d4 = lane & 7, high = lane & 1;
     const float4 *part = c.exchange<float4>(t.part), *part_ml = part + (u64)P::part_slots * SLOT;
     bf16 *attn = c.exchange<bf16>(t.attn);
 #pragma unroll 1
-    for (int u = t.first; u < t.end; u += t.step) {
+    for (int u = first; u < t.end; u += step) {
         const int n = u / (P::kv_heads * UNITS), kv_head = u / UNITS % P::kv_heads, i8 = u % UNITS;
         const int chunks = s.chunks[kind][n];
         if (!POSTED && chunks == 0) {
@@ -143,6 +144,16 @@ DEVICE void help(Helper &c, const Task &t)
         }
     }
 }
+
+/* Nothing else is to be done until attn is there, so the units are done side by side. */
+DEVICE void compute(Consumer &c, const Task &t)
+{
+    c.forget_x();
+    merge_units(c, t, t.first + c.warp * t.step, WARPS_COMPUTE * t.step);
+}
+
+//@device help
+DEVICE void help(Helper &c, const Task &t) { merge_units(c, t, t.first, t.step); }
 
 //@reference
 /* A unit is 8 quadruples of a slot of one (column, kv head): 2 dims by 2 heads each, as part_float has them. */

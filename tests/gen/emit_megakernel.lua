@@ -116,8 +116,9 @@ end
 t.case("the hash goes into its line", megakernel.with_hash("/* */\n#define NMK_HASH\nx\n", "0x1ull"),
   "/* */\n#define NMK_HASH 0x1ull\nx\n")
 
--- A registry of the named op files of this project, as in a graph that uses just those.
-local function slot_of(slot, names)
+-- A registry of the named op files of this project, as in a graph that uses just those. chain: settled as in a model
+-- whose layers are one.
+local function slot_of(slot, names, chain)
   local registry = { list = {}, by_name = {} }
   local nodes = {}
   for i, name in ipairs(names) do
@@ -126,13 +127,16 @@ local function slot_of(slot, names)
     file:close()
     assert(why == "", why)
     op.opcode, op.sections = i, {}
+    registry.list[i], registry.by_name[name] = op, op
+    nodes[i] = { op = name }
+  end
+  if chain then ops.settle(registry, { up = "tail", attention = "static" }, "fenced", true) end
+  for _, op in ipairs(registry.list) do
     for _, r in ipairs(ops.ROLES) do
       if op.roles[r] and not op.supplied[r] then
         op.sections[r] = { text = "", line = 1 }
       end
     end
-    registry.list[i], registry.by_name[name] = op, op
-    nodes[i] = { op = name }
   end
   local templates = {}
   for path, text in pairs(TEMPLATES) do
@@ -170,6 +174,34 @@ compute_qkv: {
     goto compute_done;
 }
 compute_done:;
+]])
+t.case("in a chain the consumers merge and tell of it", slot_of("dispatch compute", { "combine", "o_proj" }, true), [[
+if (is(op, NMK_OP_COMBINE)) goto compute_combine;
+if (is(op, NMK_OP_O_PROJ)) goto compute_o_proj;
+continue;
+compute_combine: {
+    const op_combine::Task t = op_combine::task(d);
+    op_combine::compute(c, t);
+    c.signal_together(d);
+    goto compute_done;
+}
+compute_o_proj: {
+    const op_o_proj::Task t = op_o_proj::task(d);
+    row = op_o_proj::compute(c, t), width = op_o_proj::WIDTH;
+    goto compute_done;
+}
+compute_done:;
+]])
+t.case("then the helper has no part in it", slot_of("dispatch help", { "combine", "clear_cuts" }, true), [[
+if (is(op, NMK_OP_CLEAR_CUTS)) goto help_clear_cuts;
+continue;
+help_clear_cuts: {
+    const op_clear_cuts::Task t = op_clear_cuts::task(d);
+    c.wait_task(d);
+    op_clear_cuts::help(c, t);
+    goto help_done;
+}
+help_done:;
 ]])
 t.case("what one line of the loop does for many ops", slot_of("sets", { "combine", "o_proj", "qkv" }), [[
 constexpr u32 WAITS_COMPUTE =

@@ -34,6 +34,9 @@ refuses("a table without end", AT .. "9:1: the table takes too long", '"tiles*64
 refuses("name differs", AT .. "2:3: name 'sum' differs from the file's name", '"add"', '"sum"')
 
 -- Keys and values.
+refuses("in_chain beside other roles",
+  AT .. '9:3: in_chain: expected "compute", with sections //@device compute and //@device help and no other', "cost ",
+  'in_chain = "compute", cost ')
 refuses("unknown key", AT .. "9:3: op: unknown key 'costs', did you mean 'cost'?", "cost  ", "costs ")
 refuses("missing key", AT .. "1:6: op: 'summary' is missing", '  summary = "y = a + b",', "")
 refuses("wrong type", AT .. "9:3: op: 'cost' must be a string, not integer", '"tiles*64"', "64")

@@ -42,9 +42,27 @@ t.case("an op of one role waits there", sync("clear_cuts"), "help help 1")
 t.case("control is for later launches: no signal", sync("sample"), "help nil nil")
 t.case("an optional op waits and signals as others", sync("cut"), "help help 1")
 
+local function settle(exchange, sequential)
+  ops.settle(registry, { up = "tail", attention = "static" }, exchange, sequential)
+end
+
+-- Who merges attention's partials.
+local function merges(exchange, sequential)
+  settle(exchange, sequential)
+  local op = registry.by_name.combine
+  return ("%s, help %s, compute %s, reads by %s, writes by %s"):format(sync("combine"), op.roles.help, op.roles.compute,
+    op.reads[1].role, op.writes[1].role)
+end
+t.case("in a chain the consumers take over from the helper", merges("fenced", true),
+  "compute compute 1, help nil, compute true, reads by compute, writes by compute")
+t.case("not where words tell that they are there", merges("validated", true),
+  "help help 1, help true, compute nil, reads by help, writes by help")
+t.case("nor where there is other work", merges("fenced", false),
+  "help help 1, help true, compute nil, reads by help, writes by help")
+
 local function eased(exchange, sequential)
   local list = {}
-  ops.settle(registry, { up = "tail", attention = "static" }, exchange, sequential)
+  settle(exchange, sequential)
   for _, op in ipairs(registry.list) do list[#list + 1] = op.eased and op.name or nil end
   return table.concat(list, ", ")
 end

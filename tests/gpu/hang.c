@@ -77,7 +77,7 @@ out:
 int main(void) {
     gpu = open_gpu(NAME, 512, 1u << 30);
     hang_case("a consumer", 5, "o_proj", 1, "layer1.combine", 1);
-    hang_case("the helper", 7, "combine", 1, "layer1.attention", 1);
+    hang_case("who merges", 7, "combine", 1, "layer1.attention", 1);
     hang_case("the first wait", 3, "norm", 0, "embed", 1);
     hang_case("the last wait", 1, "sample", -1, "draw", 1);
     hang_case("the first of six", 11, "attention", 1, "layer1.qkv", 6);

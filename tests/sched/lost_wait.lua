@@ -25,10 +25,25 @@ for _, case in ipairs(CASES) do
       :format(b:name(sm, reader), buffer, writer))
 end
 
--- Sums that consumers add to: their SM's storers tell of them.
+-- The same on every SM is one message.
+local b = helper.broken(g, words)
+for sm = 0, g.sms - 1 do b:lose(sm, b:find(sm, "layer3.attention")) end
+helper.refused("attention without its wait on all SMs", b,
+  "layer3.attention on SM * (task *) reads qkv without being ordered after layer3.qkv on SM * (task *), which " ..
+  "writes it (and 131 more like it)")
+
+-- A chain: consumers merge the partials and tell of it; they add up sums, of which their SM's storers tell. Last: the
+-- registry is settled for this graph now.
 local summed = helper.build("qwen3-30b-a3b", { shape = { layers = 8 } })
 local sums = helper.words(summed)
 helper.proved("sums of all SMs", summed, sums)
+for _, case in ipairs({ { "combine", "part", "attention" }, { "o_proj", "attn", "combine" } }) do
+  local s, reader = helper.broken(summed, sums), "layer7." .. case[1]
+  s:lose(40, s:find(40, reader))
+  helper.refused(("%s of a chain without its wait"):format(reader), s,
+    ("%s reads %s without being ordered after layer7.%s on SM * (task *), which writes it")
+      :format(s:name(40, reader), case[2], case[3]))
+end
 local s = helper.broken(summed, sums)
 s:lose(90, s:find(90, "layer1.route"))
 helper.refused("a route without its wait", s,
@@ -42,11 +57,4 @@ helper.refused("sums emptied before all have read them", s, {
   ("%s writes logits without being ordered after layer4.route on SM 0 (task *), which reads what it overwrites")
     :format(s:name(0, "layer5.clear_logits")),
 })
-
--- The same on every SM is one message.
-local b = helper.broken(g, words)
-for sm = 0, g.sms - 1 do b:lose(sm, b:find(sm, "layer3.attention")) end
-helper.refused("attention without its wait on all SMs", b,
-  "layer3.attention on SM * (task *) reads qkv without being ordered after layer3.qkv on SM * (task *), which " ..
-  "writes it (and 131 more like it)")
 helper.done()

@@ -396,6 +396,7 @@ struct P {
 struct Task { int first; int step; int end; int sliding; int part; int attn; };
 static __device__ __forceinline__ Task task(const int *d) { return Task{d[8], d[9], d[10], d[11], d[12], d[13]}; }
 ... templates/ops/combine.cu
+... templates/ops/combine.cu
 } // namespace op_combine
 
 namespace op_cut {
