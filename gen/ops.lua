@@ -70,8 +70,8 @@ M.CLAIMS = { "static", "tail", "queue", "full" }
 --- changes `in` itself.
 M.IN, M.OUT = "in", "out"
 
--- Roles that may write global memory, with their warps: each signals after its last store. In a prefill launch compute
--- writes itself, and one thread signals behind a barrier of all.
+-- Roles that may write global memory, with their warps: each signals after its last store. Where compute writes itself,
+-- in a prefill launch and in a chain (in_chain), one thread signals behind a barrier of all.
 M.SIGNALS = { step = { store = 2, help = 1 }, prefill = { compute = 1 } }
 M.LAUNCHES = { "step", "prefill" }
 -- What a shared pipeline (templates/prelude.cuh) supplies where the op has no section of its own.

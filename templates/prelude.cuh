@@ -927,7 +927,7 @@ struct Consumer : Context {
         if (warp == 0) stamp(1);
     }
 
-    /* The same by all consumers, for what they have stored themselves. */
+    /* Tells the other SMs that all consumers have stored their part of the task. */
     __device__ __forceinline__ void signal_together(const int *d)
     {
         barrier_compute();

@@ -53,7 +53,7 @@ local function merges(exchange, sequential)
   return ("%s, help %s, compute %s, reads by %s, writes by %s"):format(sync("combine"), op.roles.help, op.roles.compute,
     op.reads[1].role, op.writes[1].role)
 end
-t.case("in a chain the consumers take over from the helper", merges("fenced", true),
+t.case("in a chain compute takes over from the helper", merges("fenced", true),
   "compute compute 1, help nil, compute true, reads by compute, writes by compute")
 t.case("not where words tell that they are there", merges("validated", true),
   "help help 1, help true, compute nil, reads by help, writes by help")
