@@ -762,11 +762,11 @@ function File:read()
   end
   op.task = self:read_fields("task", raw.task, taken)
   self:derive_roles(op, device)
-  self:check_chain(op)
   op.reference = reference
   if op.optional and (op.roles.load or op.roles.compute or op.roles.store) then
     self:error(self:key("optional"), "optional: only an op whose one role is help can sleep")
   end
+  self:check_chain(op)
   if op.idle and op.tile ~= "spread" then
     self:error(self:key("idle"), "idle: only a spread op can have tasks without a tile")
   end
@@ -811,22 +811,18 @@ end
 --- Decides what op tables leave to the schedule. claim, exchange: the schedule's; sequential: whether the layers are a
 --- chain; kept: whether SMs keep the residual in registers.
 function M.settle(registry, claim, exchange, sequential, kept)
+  local chain = sequential and exchange ~= "validated" -- of exchanges whose fences wait for loads
   for _, op in ipairs(registry.list) do
+    local plays = op.in_chain and (chain and op.in_chain or "help")
+    if plays then op.roles, op.wait, op.signal = { [plays] = true }, plays, plays end
     for _, way in ipairs({ "reads", "writes" }) do
       op[way] = {}
       for _, region in ipairs(op.all[way]) do
+        region.role = plays or region.role
         if not (kept and region.unkept) then table.insert(op[way], region) end
       end
     end
     number_fields(op)
-    if op.in_chain then
-      local chain = sequential and exchange ~= "validated"
-      local role = chain and op.in_chain or "help"
-      op.roles, op.wait, op.signal = { [role] = true }, role, role
-      for _, way in ipairs({ op.reads, op.writes }) do
-        for _, region in ipairs(way) do region.role = role end
-      end
-    end
     local writes, posted, others = 0, 0, 0
     for _, way in ipairs({ op.reads, op.writes }) do
       for _, region in ipairs(way) do
@@ -839,7 +835,7 @@ function M.settle(registry, claim, exchange, sequential, kept)
         if region.global and not region.posted then others = others + 1 end
       end
     end
-    op.eased = op.may_ease or op.chained and sequential and exchange ~= "validated"
+    op.eased = op.may_ease or op.chained and chain
     op.relaxed = writes > 0 and posted == writes
     op.hinted = exchange == "validated" and others == 0
     if op.may_claim == "schedule" then

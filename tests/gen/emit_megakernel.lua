@@ -130,7 +130,7 @@ local function slot_of(slot, names, chain)
     registry.list[i], registry.by_name[name] = op, op
     nodes[i] = { op = name }
   end
-  if chain then ops.settle(registry, { up = "tail", attention = "static" }, "fenced", true) end
+  if chain then t.settle(registry, "fenced", true) end
   for _, op in ipairs(registry.list) do
     for _, r in ipairs(ops.ROLES) do
       if op.roles[r] and not op.supplied[r] then
@@ -192,15 +192,8 @@ compute_o_proj: {
 }
 compute_done:;
 ]])
-t.case("then the helper has no part in it", slot_of("dispatch help", { "combine", "clear_cuts" }, true), [[
-if (is(op, NMK_OP_CLEAR_CUTS)) goto help_clear_cuts;
+t.case("then the helper has no part in it", slot_of("dispatch help", { "combine" }, true), [[
 continue;
-help_clear_cuts: {
-    const op_clear_cuts::Task t = op_clear_cuts::task(d);
-    c.wait_task(d);
-    op_clear_cuts::help(c, t);
-    goto help_done;
-}
 help_done:;
 ]])
 t.case("what one line of the loop does for many ops", slot_of("sets", { "combine", "o_proj", "qkv" }), [[

@@ -51,6 +51,11 @@ function M.messages(name, text)
   return table.concat(diag:lines(), "\n"), op
 end
 
+--- Settles a registry as for a model that claims as models do by default.
+function M.settle(registry, exchange, sequential)
+  ops.settle(registry, { up = "tail", attention = "static" }, exchange, sequential)
+end
+
 M.ADD = [[
 /*@op
   name    = "add",

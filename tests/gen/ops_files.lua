@@ -37,6 +37,14 @@ refuses("name differs", AT .. "2:3: name 'sum' differs from the file's name", '"
 refuses("in_chain beside other roles",
   AT .. '9:3: in_chain: expected "compute", with sections //@device compute and //@device help and no other', "cost ",
   'in_chain = "compute", cost ')
+do
+  local file = assert(io.open("templates/ops/combine.cu"))
+  local text = file:read("a"):gsub("  in_chain", "  optional = true,\n  in_chain", 1)
+  file:close()
+  t.case("in_chain and optional: compute does not sleep", (t.messages("combine", text)),
+    "templates/ops/combine.cu:6:3: optional: only an op whose one role is help can sleep\n" ..
+    "templates/ops/combine.cu:10:18: writes 'attn': who may sleep cannot post it")
+end
 refuses("unknown key", AT .. "9:3: op: unknown key 'costs', did you mean 'cost'?", "cost  ", "costs ")
 refuses("missing key", AT .. "1:6: op: 'summary' is missing", '  summary = "y = a + b",', "")
 refuses("wrong type", AT .. "9:3: op: 'cost' must be a string, not integer", '"tiles*64"', "64")

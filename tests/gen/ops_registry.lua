@@ -42,13 +42,9 @@ t.case("an op of one role waits there", sync("clear_cuts"), "help help 1")
 t.case("control is for later launches: no signal", sync("sample"), "help nil nil")
 t.case("an optional op waits and signals as others", sync("cut"), "help help 1")
 
-local function settle(exchange, sequential)
-  ops.settle(registry, { up = "tail", attention = "static" }, exchange, sequential)
-end
-
 -- Who merges attention's partials.
 local function merges(exchange, sequential)
-  settle(exchange, sequential)
+  t.settle(registry, exchange, sequential)
   local op = registry.by_name.combine
   return ("%s, help %s, compute %s, reads by %s, writes by %s"):format(sync("combine"), op.roles.help, op.roles.compute,
     op.reads[1].role, op.writes[1].role)
@@ -62,7 +58,7 @@ t.case("nor where there is other work", merges("fenced", false),
 
 local function eased(exchange, sequential)
   local list = {}
-  settle(exchange, sequential)
+  t.settle(registry, exchange, sequential)
   for _, op in ipairs(registry.list) do list[#list + 1] = op.eased and op.name or nil end
   return table.concat(list, ", ")
 end
